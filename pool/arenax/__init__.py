@@ -1,0 +1,21 @@
+"""A preallocated buffer-pool allocator for JAX."""
+
+from ._errors import ArenaxError as ArenaxError
+from ._errors import LeaseReleased as LeaseReleased
+from ._errors import NoSizeClass as NoSizeClass
+from ._errors import NotSteady as NotSteady
+from ._errors import OutOfBounds as OutOfBounds
+from ._errors import PoolClosed as PoolClosed
+from ._errors import PoolExhausted as PoolExhausted
+from ._lease import Lease as Lease
+from ._masks import valid_mask as valid_mask
+from ._pool import BufferPool as BufferPool
+from ._request import ArraySpec as ArraySpec
+from ._request import Ragged as Ragged
+from ._request import SizeClass as SizeClass
+from ._size_classes import SizeClasses as SizeClasses
+from ._stats import Stats as Stats
+from ._step import Step as Step
+from ._waiters import CancelToken as CancelToken
+
+__version__ = "0.1.0"

@@ -1,0 +1,299 @@
+"""From a batch, a pytree of arrays, to a prepared plan: which class each leaf takes, and how the leaves land together."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import attrs
+import jax
+import numpy as np
+from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path
+
+from ._landing import Landing, Rag
+from ._request import INT32, ArraySpec, Ragged, SizeClass, canonical_dtype, exact_shape
+from ._size_classes import SizeClasses
+from ._slot import Shelf, Slot
+
+Treedef = Any
+SIZE = SizeClass((), INT32)
+
+
+@attrs.frozen(eq=False)
+class Group:
+    """Leaves that land in one go.
+
+    Attributes:
+        prepared: What the landing prepared for them, or None for a single `jax.Array`.
+        indices: Their places among the leaves.
+    """
+
+    prepared: Any
+    indices: tuple[int, ...]
+
+
+@attrs.frozen(eq=False)
+class BatchPlan:
+    """All that can be known of a batch from its structure, shapes and dtypes, made once.
+
+    The sizes of ragged leaves, where they are wanted, are leaves of their own at the end: int32 scalars that land together
+    with the fixed leaves.
+
+    Attributes:
+        treedef: The batch's tree.
+        shelves: The shelf of each leaf, then of each size.
+        requested: Bytes that each asks for; of a ragged leaf, bytes for one step along its axis.
+        ragged: For each leaf, ``(axis, pad)`` or None.
+        groups: How they land.
+        leaf_count: Leaves of the batch, the sizes left out.
+    """
+
+    treedef: Treedef
+    shelves: tuple[Shelf, ...]
+    requested: tuple[int, ...]
+    ragged: tuple[tuple[int, np.generic] | None, ...]
+    groups: tuple[Group, ...]
+    leaf_count: int
+
+    def batch_of(self, arrays: Sequence[Any]) -> Any:
+        """The batch's tree of the arrays."""
+        return self.treedef.unflatten(arrays[: self.leaf_count])
+
+    def sizes_of(self, arrays: Sequence[Any]) -> Any:
+        """The batch's tree of the sizes, None where a leaf is not ragged."""
+        sizes = iter(arrays[self.leaf_count :])
+        return self.treedef.unflatten([None if r is None else next(sizes) for r in self.ragged[: self.leaf_count]])
+
+    def land(
+        self,
+        landing: Landing,
+        slots: Sequence[Slot],
+        values: Sequence[Any],
+        rags: Sequence[Rag | None],
+        mend: Callable[[Sequence[Slot]], bool],
+    ) -> None:
+        """Lands every leaf in its slot.
+
+        Where a landing fails because a slot was broken before (its array donated away by its last borrower, or the result of
+        a computation that failed), `mend` replaces it and the landing is tried once more.
+        """
+        for group in self.groups:
+            picked = [slots[i] for i in group.indices]
+            try:
+                self._land(group, landing, picked, values, rags)
+            except Exception:
+                if not mend(picked):
+                    raise
+                self._land(group, landing, picked, values, rags)
+
+    def _land(
+        self, group: Group, landing: Landing, slots: list[Slot], values: Sequence[Any], rags: Sequence[Rag | None]
+    ) -> None:
+        first = group.indices[0]
+        if group.prepared is None:
+            landing.land_array(slots[0], values[first], rags[first])
+        else:
+            landing.land(group.prepared, slots, [values[i] for i in group.indices], rags[first])
+
+
+class Planner:
+    """Keeps one plan for each batch structure it has seen.
+
+    Args:
+        ragged: None, a `Ragged`, or a pytree prefix of them with None at the leaves that are not ragged.
+        landing: Prepares programs.
+        shelf: Gives the shelf of a size class.
+    """
+
+    # Structures are few in any sane loop; a caller who makes a new one each time must not grow this for ever.
+    MAX_PLANS = 4096
+
+    def __init__(self, ragged: Any, landing: Landing, shelf: Callable[[SizeClass], Shelf]) -> None:
+        for leaf in jax.tree.leaves(ragged, is_leaf=_is_none):
+            if leaf is not None and not isinstance(leaf, Ragged):
+                raise TypeError(f"ragged must be None, a Ragged or a pytree of them, got {leaf!r}")
+        self._ragged = ragged
+        self._any_ragged = bool(jax.tree.leaves(ragged))
+        self._landing = landing
+        self._shelf = shelf
+        self._specs: dict[Treedef, list[Ragged | None]] = {}
+        self._plans: dict[Any, BatchPlan] = {}
+
+    def plan(self, batch: Any, with_sizes: bool) -> tuple[BatchPlan, list[Any], list[int], list[Rag | None]]:
+        """Returns the plan, and for each leaf (and size) its value, the bytes it asks for, and its ragged extent.
+
+        Raises:
+            TypeError: For a leaf that is no array and cannot become one, or a dtype that JAX cannot hold.
+            ValueError: Where `ragged` does not match the batch.
+            NoSizeClass: Where a size is above its largest class.
+        """
+        leaves, treedef = tree_flatten(batch)
+        config: Any = jax.config
+        try:
+            shapes: list[Any] = [x.shape for x in leaves]
+            dtypes = [x.dtype for x in leaves]
+        except AttributeError:
+            leaves = [_as_array(x, keystr(path)) for path, x in tree_flatten_with_path(batch)[0]]
+            shapes, dtypes = [x.shape for x in leaves], [x.dtype for x in leaves]
+        sizes: list[int] = []
+        if self._any_ragged:
+            specs = self._specs.get(treedef) or self._match(batch, treedef)
+            for i, spec in enumerate(specs):
+                if spec is not None:
+                    shapes[i] = self._padded(shapes[i], spec, sizes, batch, i)
+        key = (treedef, with_sizes, config.jax_enable_x64, *map(type, leaves), *shapes, *dtypes)
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= self.MAX_PLANS:
+                self._plans.clear()
+            plan = self._plans[key] = self._prepare(batch, leaves, treedef, shapes, with_sizes)
+        if not sizes:
+            return plan, leaves, list(plan.requested), [None] * len(leaves)
+        rags: list[Rag | None] = []
+        remaining = iter(sizes)
+        for ragged in plan.ragged[: plan.leaf_count]:
+            rags.append(None if ragged is None else Rag(ragged[0], next(remaining), ragged[1]))
+        requested = list(plan.requested)
+        for i, rag in enumerate(rags):
+            if rag is not None:
+                requested[i] *= rag.size
+        if with_sizes:
+            leaves = [*leaves, *sizes]
+            rags += [None] * len(sizes)
+        return plan, leaves, requested, rags
+
+    def spec_classes(self, tree: Any) -> Iterator[tuple[str, list[SizeClass]]]:
+        """Yields, for each leaf of an example or specification, its name and all the size classes it may take.
+
+        A ragged leaf takes every class of its axis, and its size is a leaf of its own.
+        """
+        leaves, treedef = tree_flatten_with_path(tree)
+        specs = (self._specs.get(treedef) or self._match(tree, treedef)) if self._any_ragged else [None] * len(leaves)
+        for (path, leaf), ragged in zip(leaves, specs, strict=True):
+            name = keystr(path) or "the batch"
+            if not isinstance(leaf, ArraySpec):
+                shape = getattr(leaf, "shape", None)
+                leaf = _as_array(leaf, name) if shape is None or not hasattr(leaf, "dtype") else leaf
+                leaf = ArraySpec(tuple(leaf.shape), _checked_dtype(leaf, name))
+            if ragged is None:
+                yield name, list(leaf.classes())
+                continue
+            axis = ragged.axis_of(len(leaf.shape), name)
+            ragged.pad(leaf.dtype, name)
+            if not isinstance(size := leaf.shape[axis], SizeClasses):
+                ragged.capacity(size, axis, name)
+                shape = (*leaf.shape[:axis], ragged.size_classes, *leaf.shape[axis + 1 :])
+                leaf = ArraySpec(shape, leaf.dtype)
+            yield name, list(leaf.classes())
+            yield f"the size of {name}", [SIZE]
+
+    def _match(self, batch: Any, treedef: Treedef) -> list[Ragged | None]:
+        """The ragged specification of each leaf of the batch, the prefix broadcast."""
+        specs: list[Ragged | None] = []
+        try:
+            jax.tree.map(
+                lambda ragged, sub: specs.extend([ragged] * len(jax.tree.leaves(sub))), self._ragged, batch, is_leaf=_is_none
+            )
+        except (ValueError, TypeError) as e:
+            raise ValueError(
+                f"ragged does not match the batch: it must be a pytree prefix of it, as vmap's in_axes is. ragged has the "
+                f"structure {jax.tree.structure(self._ragged)}, the batch {treedef}"
+            ) from e
+        if len(self._specs) >= self.MAX_PLANS:
+            self._specs.clear()
+        self._specs[treedef] = specs
+        return specs
+
+    def _padded(self, shape: Any, spec: Ragged, sizes: list[int], batch: Any, i: int) -> Any:
+        """The shape with its ragged axis raised to a class; notes the size."""
+        axis = spec.axis
+        if not -len(shape) <= axis < len(shape):
+            spec.axis_of(len(shape), _name(batch, i))
+        size = shape[axis]
+        try:
+            capacity = spec.size_classes.class_of(size)
+        except ValueError:
+            capacity = spec.capacity(size, axis, _name(batch, i))
+        sizes.append(size)
+        axis %= len(shape)
+        return (*shape[:axis], capacity, *shape[axis + 1 :])
+
+    def _prepare(
+        self, batch: Any, leaves: Sequence[Any], treedef: Treedef, shapes: Sequence[Any], with_sizes: bool
+    ) -> BatchPlan:
+        """Checks every leaf and prepares all programs, before any slot is taken."""
+        specs = self._specs[treedef] if self._any_ragged else [None] * len(leaves)
+        shelves: list[Shelf] = []
+        requested: list[int] = []
+        ragged: list[tuple[int, np.generic] | None] = []
+        fixed: list[int] = []
+        groups: list[Group] = []
+        for i, (leaf, shape, spec) in enumerate(zip(leaves, shapes, specs, strict=True)):
+            dtype = _checked_dtype(leaf, _name(batch, i))
+            size_class = SizeClass(tuple(shape), dtype)
+            shelves.append(self._shelf(size_class))
+            if spec is None:
+                ragged.append(None)
+                requested.append(size_class.nbytes)
+            else:
+                axis = spec.axis % len(shape)
+                ragged.append((axis, spec.pad(dtype, _name(batch, i))))
+                requested.append(size_class.nbytes // shape[axis])
+            if isinstance(leaf, jax.Array):
+                groups.append(Group(None, (i,)))
+            elif spec is None:
+                fixed.append(i)
+            else:
+                groups.append(Group(self._landing.prepare([size_class]), (i,)))
+        if with_sizes:
+            for _ in filter(None, ragged[:]):
+                fixed.append(len(shelves))
+                shelves.append(self._shelf(SIZE))
+                requested.append(SIZE.nbytes)
+        if fixed:
+            prepared = self._landing.prepare([shelves[i].size_class for i in fixed])
+            groups.append(Group(prepared, tuple(fixed)))
+        return BatchPlan(treedef, tuple(shelves), tuple(requested), tuple(ragged), tuple(groups), len(leaves))
+
+
+def count_classes(leaves: Iterator[tuple[str, list[SizeClass]]], slots: int) -> Counter[SizeClass]:
+    """How many slots of each class `slots` batches alive at once need."""
+    wanted = Counter[SizeClass]()
+    for _, classes in leaves:
+        for size_class in dict.fromkeys(classes):
+            wanted[size_class] += slots
+    return wanted
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
+
+
+def _name(batch: Any, i: int) -> str:
+    return keystr(tree_flatten_with_path(batch)[0][i][0]) or "the batch"
+
+
+def _as_array(leaf: Any, name: str) -> Any:
+    """A leaf that is a Python scalar, or anything with ``__array__``, as a NumPy array of the dtype that JAX gives it."""
+    if isinstance(leaf, np.ndarray | np.generic | jax.Array):
+        return leaf
+    try:
+        array = np.asarray(leaf)
+        return np.asarray(leaf, canonical_dtype(array.dtype))  # Raises where a Python integer does not fit.
+    except OverflowError:
+        raise OverflowError(f"leaf {name or 'of the batch'}: {leaf} does not fit {canonical_dtype(array.dtype).name}") from None  # pyright: ignore[reportPossiblyUnboundVariable]
+    except (TypeError, ValueError) as e:
+        raise TypeError(f"leaf {name or 'of the batch'} is {type(leaf).__name__}, not an array: {e}") from None
+
+
+def _checked_dtype(leaf: Any, name: str) -> np.dtype[Any]:
+    if isinstance(leaf, jax.core.Tracer):
+        raise TypeError(
+            f"leaf {name} is a tracer: call put outside of jit, grad and vmap, on arrays, and pass the result in"
+        )
+    exact_shape(leaf.shape)
+    try:
+        return canonical_dtype(leaf.dtype)
+    except TypeError as e:
+        raise TypeError(f"leaf {name}: {e}") from None
+
+

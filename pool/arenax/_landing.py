@@ -1,0 +1,304 @@
+"""Landing: how values come into slots. This is the only module that donates.
+
+A landing donates the slot's array to a program compiled ahead of time, and so gets, in a new array object, exclusive
+ownership of the same memory once every earlier reader has finished. Donation can quietly become a copy (a NumPy view or a
+DLPack export of the old array is alive), so after each one the address is compared with the recorded one, and the result
+with the old object.
+
+jax 0.12 has an undocumented ``Array.unsafe_raw_buffer()`` (jax-ml/jax#40038), PJRT's raw copy into an existing buffer: the
+primitive that this module emulates, not to be built on yet.
+"""
+
+import ctypes
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ._compiles import CompileCounter
+from ._programs import Program, Programs, run
+from ._request import SizeClass
+from ._slot import Slot
+
+
+class Landing(ABC):
+    """What the pool needs of a device. `arenax.testing.FakeDevice` is one without bytes.
+
+    A slot given to any method is on loan to the caller. A method that raises may have lost the slot's buffer: `is_whole`
+    tells, and `Arena.replace` mends it.
+
+    Attributes:
+        device: What the arrays say they lie on.
+        name: The device's name, such as ``"cpu:0"``.
+        bytes_limit: Bytes that the device reports it has, or None.
+        moved: Called, with the slot and the cause, when a landing finds its slot elsewhere.
+    """
+
+    name: str
+    device: Any
+    bytes_limit: int | None = None
+    moved: Callable[[Slot, str], None]
+
+    @abstractmethod
+    def create(self, slot: Slot) -> None:
+        """Gives an empty slot a buffer of zeros."""
+
+    @abstractmethod
+    def prepare(self, classes: Sequence[SizeClass]) -> Any:
+        """Returns whatever `land` needs for slots of these classes; compiles it where it is new."""
+
+    @abstractmethod
+    def land(self, prepared: Any, slots: Sequence[Slot], values: Sequence[Any], rag: "Rag | None") -> None:
+        """Writes host values into slots; with `rag` there is one slot, and its padding is made good."""
+
+    @abstractmethod
+    def land_array(self, slot: Slot, value: jax.Array, rag: "Rag | None") -> None:
+        """Writes a `jax.Array` into a slot without passing through the host."""
+
+    @abstractmethod
+    def lend(self, slot: Slot) -> Any:
+        """Returns the array for the borrower and keeps another handle on its buffer, to know when he drops it."""
+
+    @abstractmethod
+    def fill(self, slot: Slot, value: Any) -> None:
+        """Sets every element."""
+
+    @abstractmethod
+    def write(self, slot: Slot, value: Any, at: tuple[int, ...]) -> None:
+        """Writes a part of the slot; the bounds have been checked."""
+
+    @abstractmethod
+    def update(self, slot: Slot, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """Replaces the contents by ``function(contents, *args)``."""
+
+    @abstractmethod
+    def is_whole(self, slot: Slot) -> bool:
+        """Whether the slot's buffer is alive and free of a failed computation."""
+
+
+class Rag:
+    """The ragged axis of one leaf at one length.
+
+    Attributes:
+        axis: The axis, from the front.
+        size: The valid extent.
+        pad: The pad value, as a scalar of the slot's dtype.
+    """
+
+    __slots__ = ("axis", "pad", "size")
+
+    def __init__(self, axis: int, size: int, pad: np.generic) -> None:
+        self.axis = axis
+        self.size = size
+        self.pad = pad
+
+
+def struct(size_class: SizeClass) -> jax.ShapeDtypeStruct:
+    """The abstract value of a slot."""
+    return jax.ShapeDtypeStruct(size_class.shape, size_class.dtype)
+
+
+def take(*slots: jax.Array) -> tuple[jax.Array, ...]:
+    """Donated identity: the same memory in new objects, ready once every earlier reader has finished."""
+    return slots
+
+
+class DonatedLanding(Landing):
+    """All that is done by donated programs, the same on every device; host values are left to the subclasses."""
+
+    def __init__(self, device: jax.Device, committed: bool, counter: CompileCounter) -> None:
+        self.device = device
+        self.name = f"{device.platform}:{device.id}"
+        stats = device.memory_stats()
+        self.bytes_limit = stats.get("bytes_limit") if stats else None
+        self._programs = Programs(device, committed, counter)
+
+    def create(self, slot: Slot) -> None:
+        size_class = slot.size_class
+
+        def arenax_create() -> jax.Array:
+            return jnp.zeros(size_class.shape, size_class.dtype)
+
+        # By a program, never by device_put of NumPy memory, which XLA would alias and refuse to donate.
+        array = run(self._programs.own(("create", size_class), arenax_create, (), ()))
+        slot.contents = (0, 0, np.zeros((), size_class.dtype).tobytes())
+        self._adopt(slot, array)
+
+    def lend(self, slot: Slot) -> Any:
+        # A second handle on the same buffer: a weak reference to the first then tells when the borrower dropped it.
+        lent, slot.array = slot.array, slot.array.addressable_data(0)
+        return lent
+
+    def is_whole(self, slot: Slot) -> bool:
+        if slot.array is None or slot.array.is_deleted():
+            return False
+        try:
+            slot.array.block_until_ready()
+        except Exception:
+            return False
+        return True
+
+    def fill(self, slot: Slot, value: Any) -> None:
+        size_class = slot.size_class
+        scalar = np.asarray(value, size_class.dtype)
+        contents = (0, 0, scalar.tobytes())
+        if slot.contents is not None and slot.contents[1:] == contents[1:]:
+            return
+
+        def arenax_fill(slot: jax.Array, value: jax.Array) -> jax.Array:
+            return jnp.broadcast_to(value, slot.shape)
+
+        args = (struct(size_class), jax.ShapeDtypeStruct((), size_class.dtype))
+        program = self._programs.own(("fill", size_class), arenax_fill, args, (0,))
+        slot.contents = None
+        self._replace(slot, run(program, slot.array, scalar))
+        slot.contents = contents
+
+    def write(self, slot: Slot, value: Any, at: tuple[int, ...]) -> None:
+        size_class = slot.size_class
+        if not value.size:
+            return
+        value = self._source(slot, value)
+
+        def arenax_write(slot: jax.Array, value: jax.Array, *start: jax.Array) -> jax.Array:
+            return lax.dynamic_update_slice(slot, value.astype(slot.dtype), start)
+
+        start = tuple(np.int32(i) for i in at)
+        key = ("write", size_class, value.shape, value.dtype)
+        args = (struct(size_class), jax.ShapeDtypeStruct(value.shape, value.dtype), *start)
+        program = self._programs.callers(key, arenax_write, args)
+        slot.contents = None
+        self._replace(slot, run(program, slot.array, value, *start))
+        if isinstance(value, np.ndarray):
+            # XLA may read the caller's memory itself: he gets it back when the write that consumed it has finished.
+            slot.array.block_until_ready()
+
+    def land_array(self, slot: Slot, value: jax.Array, rag: Rag | None) -> None:
+        size_class = slot.size_class
+        value = self._source(slot, value)
+        pad = np.zeros((), size_class.dtype)[()] if rag is None else rag.pad
+        whole = value.shape == size_class.shape
+
+        def arenax_land(slot: jax.Array, value: jax.Array, pad: jax.Array) -> jax.Array:
+            value = value.astype(slot.dtype)
+            if whole:
+                return value
+            return lax.dynamic_update_slice(jnp.broadcast_to(pad, slot.shape), value, (0,) * slot.ndim)
+
+        key = ("land", size_class, value.shape, value.dtype)
+        args = (struct(size_class), jax.ShapeDtypeStruct(value.shape, value.dtype), pad)
+        program = self._programs.callers(key, arenax_land, args)
+        slot.contents = None
+        self._replace(slot, run(program, slot.array, value, pad))
+        slot.contents = None if rag is None else (rag.axis, rag.size, rag.pad.tobytes())
+
+    def update(self, slot: Slot, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        size_class = slot.size_class
+        leaves, treedef = jax.tree.flatten(args)
+        kinds = tuple(jax.typeof(x) for x in leaves)
+
+        def arenax_update(slot: jax.Array, *leaves: jax.Array) -> jax.Array:
+            result = function(slot, *jax.tree.unflatten(treedef, leaves))
+            if not hasattr(result, "dtype") or (result.shape, result.dtype) != (slot.shape, slot.dtype):
+                got = f"{result.dtype}{list(result.shape)}" if hasattr(result, "dtype") else type(result).__name__
+                raise TypeError(f"an update must return an array like its slot, {size_class}, got {got}")
+            return result
+
+        program = self._programs.callers(
+            ("update", size_class, function, treedef, kinds), arenax_update, (struct(size_class), *leaves)
+        )
+        slot.contents = None
+        self._replace(slot, run(program, slot.array, *leaves))
+        if any(isinstance(x, np.ndarray) for x in leaves):
+            slot.array.block_until_ready()
+
+    def _source(self, slot: Slot, value: Any) -> Any:
+        """A `jax.Array` brought to the slot's device, apart from the slot's own buffer; anything else as it is."""
+        if not isinstance(value, jax.Array):
+            return value
+        if value.devices() != {self.device}:
+            return jax.device_put(value, self.device)
+        if value is slot.array or value.unsafe_buffer_pointer() == slot.address:
+            return jnp.array(value, copy=True)  # Donating a buffer that is also an operand is refused.
+        return value
+
+    def _replace(self, slot: Slot, result: Any) -> None:
+        """Records the result of a donated program as the slot's array, and notices where the slot moved."""
+        old, slot.array = slot.array, result
+        if result is old or (result.unsafe_buffer_pointer() != slot.address and slot.shelf.nbytes):
+            self._has_moved(slot, old)
+
+    def _has_moved(self, slot: Slot, old: Any) -> None:
+        array = slot.array
+        if array is old:
+            # Nothing was donated: the borrower's own object. Only a slot of our own may be written.
+            contents = slot.contents
+            self.create(slot)
+            slot.contents = contents
+            cause = "the program returned its argument itself"
+        else:
+            self._adopt(slot, array)
+            held = not old.is_deleted()
+            cause = "a NumPy view or DLPack export of its last array is alive" if held else "donation became a copy"
+        self.moved(slot, cause)
+
+    def _adopt(self, slot: Slot, array: Any) -> None:
+        slot.array = array
+        slot.address = array.unsafe_buffer_pointer()
+        slot.view = None
+
+
+class HostWrite(DonatedLanding):
+    """Writes host values straight into the slot's memory, which on CPU is the host's own."""
+
+    def prepare(self, classes: Sequence[SizeClass]) -> Program:
+        return self._programs.own(("take", *classes), take, [struct(c) for c in classes], range(len(classes)))
+
+    def land(self, prepared: Any, slots: Sequence[Slot], values: Sequence[Any], rag: Rag | None) -> None:
+        arrays = run(prepared, *[slot.array for slot in slots])
+        for slot, array in zip(slots, arrays, strict=True):
+            self._replace(slot, array)
+        for slot, value in zip(slots, values, strict=True):
+            slot.array.block_until_ready()  # Exclusive from here on: every earlier reader has finished.
+            self._copy(slot, value, rag)
+
+    def _copy(self, slot: Slot, value: Any, rag: Rag | None) -> None:
+        view = slot.view
+        if view is None:
+            if slot.size_class.dtype.name in SUB_BYTE:
+                return self._copy_sub_byte(slot, value, rag)
+            view = slot.view = memory_of(slot)
+        contents, slot.contents = slot.contents, None
+        if rag is None:
+            np.copyto(view, value, casting="same_kind")
+            return
+        axis, size, pad = rag.axis, rag.size, rag.pad.tobytes()
+        before = (slice(None),) * axis
+        np.copyto(view[(*before, slice(size))], value, casting="same_kind")
+        # Rewrite the padding only where it is dirty.
+        known = contents is not None and contents[2] == pad and (contents[0] == axis or contents[1] == 0)
+        end = contents[1] if known and contents is not None else slot.size_class.shape[axis]
+        if end > size:
+            view[(*before, slice(size, end))] = rag.pad
+        slot.contents = (axis, size, pad)
+
+    def _copy_sub_byte(self, slot: Slot, value: Any, rag: Rag | None) -> None:
+        # Such an array may be smaller than its nbytes says, so its memory is left to XLA. The source is copied first:
+        # device_put may alias it, and the caller may overwrite it when we return.
+        source = jax.device_put(np.array(value, slot.size_class.dtype), self.device)
+        self.land_array(slot, source, rag)
+        slot.array.block_until_ready()
+
+
+SUB_BYTE = frozenset({"int2", "int4", "uint2", "uint4", "int1", "uint1", "float4_e2m1fn"})
+
+
+def memory_of(slot: Slot) -> np.ndarray[Any, Any]:
+    """A writable NumPy view of a slot's memory, for a device whose memory is the host's and a dtype of whole bytes."""
+    size_class = slot.size_class
+    raw = (ctypes.c_char * size_class.nbytes).from_address(slot.address)
+    return np.ndarray(size_class.shape, size_class.dtype, buffer=raw)

@@ -1,0 +1,272 @@
+"""A lease: one explicit checkout of one slot, written in place and returned once."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from ._arena import Arena
+from ._errors import LeaseReleased, NotSteady, OutOfBounds
+from ._landing import Landing
+from ._request import SizeClass, canonical_dtype, is_castable
+from ._slot import Loan, Slot
+
+
+class Lease:
+    """One checkout of one slot, made by `BufferPool.lease`; a context manager that returns it.
+
+    Operations on one lease are serialised, and `release` waits for them. Each write donates the slot's array, so read
+    `array` again after it. A lease that is dropped comes back by itself.
+
+    Example:
+        >>> import arenax, numpy as np
+        >>> with arenax.BufferPool() as pool, pool.lease((4, 2), "float32") as lease:
+        ...     lease.append(np.ones((1, 2), np.float32))
+        ...     lease.append(np.full((1, 2), 2, np.float32))
+        ...     print(lease.array)
+        [[1. 1.]
+         [2. 2.]
+         [0. 0.]
+         [0. 0.]]
+    """
+
+    __slots__ = ("__weakref__", "_arena", "_busy", "_cursor", "_landing", "_loan", "_lock", "_released", "_slot")
+
+    def __init__(self, arena: Arena, landing: Landing) -> None:
+        self._arena = arena
+        self._landing = landing
+        self._lock = threading.RLock()
+        self._busy = False
+        self._released = False
+        self._cursor = 0
+        self._slot: Slot
+        self._loan: Loan
+
+    @classmethod
+    def begin(cls, arena: Arena, landing: Landing, size_class: SizeClass, fill: Any) -> Self:
+        """Checks a slot out and fills it, unless `fill` is None."""
+        self = cls(arena, landing)
+        self._loan = arena.loan(self)
+        try:
+            shelf = arena.shelves.get(size_class) or arena.shelf(size_class)
+            (self._slot,) = arena.checkout((shelf,), (shelf.nbytes,), self._loan)
+            if fill is not None:
+                mending(arena, landing, self._slot, lambda slot: landing.fill(slot, fill))
+        except BaseException:
+            arena.give_back(self._loan)
+            raise
+        return self
+
+    @property
+    def size_class(self) -> SizeClass:
+        """Shape and dtype of the slot."""
+        return self._slot.size_class
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the slot."""
+        return self._slot.size_class.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the slot."""
+        return self._slot.size_class.dtype
+
+    @property
+    def device(self) -> Any:
+        """The device that the slot lies on."""
+        return self._landing.device
+
+    @property
+    def cursor(self) -> int:
+        """Where the next `append` goes on axis 0."""
+        return self._cursor
+
+    @property
+    def released(self) -> bool:
+        """Whether the slot was returned or detached."""
+        return self._released
+
+    @property
+    def array(self) -> jax.Array:
+        """The slot's array as it is now. The next write or update deletes it: read it again then.
+
+        Raises:
+            LeaseReleased: After `release` or `detach`.
+        """
+        with self._lock:
+            self._alive("array")
+            return self._slot.array
+
+    def write(self, value: Any, at: tuple[int, ...] | None = None) -> None:
+        """Writes `value` into a part of the slot, in place.
+
+        A new shape of `value` compiles a program; the cost of the write itself does not depend on the slot's size.
+
+        Args:
+            value: An array of the slot's rank, or anything `numpy.asarray` takes; of a kind that the slot's dtype holds.
+            at: Start on each axis; None is the origin.
+
+        Raises:
+            OutOfBounds: Where the value would leave the slot; also a `ValueError`.
+            TypeError: Where the dtype does not fit.
+            LeaseReleased: After the return.
+        """
+        with self._operation("write"):
+            value = self._checked(value)
+            start = (0,) * len(self.shape) if at is None else tuple(int(i) for i in at)
+            self._write(value, start)
+
+    def append(self, rows: Any) -> None:
+        """Writes `rows` along axis 0 at the lease's cursor, and moves the cursor past them.
+
+        Args:
+            rows: An array of the slot's rank.
+
+        Raises:
+            OutOfBounds: Where the rows do not fit behind the cursor; also a `ValueError`.
+            TypeError: Where the dtype does not fit.
+            LeaseReleased: After the return.
+        """
+        with self._operation("append"):
+            value = self._checked(rows)
+            self._write(value, (self._cursor, *(0,) * (len(self.shape) - 1)))
+            self._cursor += value.shape[0]
+
+    def fill(self, value: Any) -> None:
+        """Sets every element to the scalar `value`, and the cursor to 0."""
+        with self._operation("fill"):
+            self._run(lambda: self._landing.fill(self._slot, value))
+            self._cursor = 0
+
+    def update(self, fn: Callable[..., jax.Array], *args: Any) -> None:
+        """Replaces the slot's contents by ``fn(contents, *args)``, compiled with the slot donated.
+
+        Define `fn` once, outside the loop: each new function, and each new shape of `args`, compiles a program.
+
+        Args:
+            fn: A function that JAX can trace; it returns an array of the slot's shape and dtype.
+            *args: Pytrees of arrays and scalars.
+
+        Raises:
+            TypeError: Where the result would not fit the slot; the slot is left as it was.
+            LeaseReleased: After the return.
+
+        Example:
+            >>> import arenax
+            >>> def add(total, x):
+            ...     return total + x
+            >>> with arenax.BufferPool() as pool, pool.lease((3,), "float32") as total:
+            ...     total.update(add, 2.0)
+            ...     print(total.array)
+            [2. 2. 2.]
+        """
+        with self._operation("update"):
+            self._run(lambda: self._landing.update(self._slot, fn, args))
+
+    def release(self) -> None:
+        """Returns the slot.
+
+        Raises:
+            LeaseReleased: Where it was returned before; nothing changes then.
+        """
+        with self._operation("release"):
+            self._released = True
+            self._arena.give_back(self._loan)
+
+    def detach(self) -> jax.Array:
+        """Takes the array out of the pool for good and returns it; a new buffer takes its slot's place.
+
+        Raises:
+            LeaseReleased: After the return.
+        """
+        with self._operation("detach"):
+            array = self._arena.detach(self._slot)
+            self._released = True
+            self._arena.give_back(self._loan)
+            return array
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            if not self._released:
+                self.release()
+
+    def __repr__(self) -> str:
+        state = "released" if self._released else "leased"
+        return f"<Lease of {self.size_class} on {self._landing.name}: {state}>"
+
+    @contextlib.contextmanager
+    def _operation(self, name: str) -> Iterator[None]:
+        with self._lock:
+            self._alive(name)
+            if self._busy:
+                raise RuntimeError(f"{name} was called inside another operation on the same lease of {self.size_class}")
+            self._busy = True
+            try:
+                yield
+            finally:
+                self._busy = False
+
+    def _alive(self, name: str) -> None:
+        if self._released:
+            raise LeaseReleased(
+                f"{name} on a lease of {self.size_class} that was already returned: check out a new one with pool.lease",
+                size_class=str(self.size_class),
+            )
+
+    def _checked(self, value: Any) -> Any:
+        if isinstance(value, jax.core.Tracer):
+            raise TypeError("a lease cannot take a tracer: call it outside of jit, or use lease.update")
+        if not isinstance(value, jax.Array):
+            value = np.asarray(value)
+        if not is_castable(canonical_dtype(value.dtype), self.dtype):
+            raise TypeError(f"a value of dtype {value.dtype} does not fit a slot of {self.size_class}: cast it first")
+        if len(value.shape) != len(self.shape):
+            raise ValueError(f"a value must have the slot's rank, {len(self.shape)}, got shape {tuple(value.shape)}")
+        return value
+
+    def _write(self, value: Any, at: tuple[int, ...]) -> None:
+        shape = tuple(value.shape)
+        if len(at) != len(shape):
+            raise ValueError(f"at must have one start for each of {len(shape)} axes, got {at}")
+        if any(i < 0 or i + n > m for i, n, m in zip(at, shape, self.shape, strict=True)):
+            raise OutOfBounds(
+                f"a value of shape {shape} at {at} would leave the slot of {self.size_class}",
+                at=at,
+                shape=shape,
+                slot_shape=self.shape,
+            )
+        if isinstance(value, np.ndarray):
+            value = value.astype(self.dtype, copy=False)
+        self._run(lambda: self._landing.write(self._slot, value, at))
+        self._arena.wrote((self._slot,), (value.size * self.dtype.itemsize,))
+
+    def _run(self, operation: Callable[[], None]) -> None:
+        """Runs one operation; where it lost the slot's buffer, a new one of zeros takes its place before the error goes on."""
+        try:
+            operation()
+        except NotSteady:
+            raise
+        except BaseException:
+            if not self._landing.is_whole(self._slot):
+                self._arena.replace(self._slot)
+            raise
+
+
+def mending(arena: Arena, landing: Landing, slot: Slot, operation: Callable[[Slot], None]) -> None:
+    """Runs the first operation on a slot just checked out; where the slot was broken before, mends it and tries again."""
+    try:
+        operation(slot)
+    except NotSteady:
+        raise
+    except Exception:
+        if landing.is_whole(slot):
+            raise
+        arena.replace(slot)
+        operation(slot)

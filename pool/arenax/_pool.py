@@ -1,0 +1,302 @@
+"""The pool: what the user holds."""
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from ._arena import MODES, Arena
+from ._batch import BatchPlan, Planner, count_classes
+from ._budget import budget_bytes
+from ._compiles import CompileCounter
+from ._landing import HostWrite, Landing
+from ._lease import Lease
+from ._refusals import unsteady
+from ._request import SizeClass, canonical_dtype, exact_shape
+from ._slot import Loan, Slot
+from ._stats import Stats, human_bytes
+from ._step import Step
+from ._waiters import CancelToken
+
+_numbers = itertools.count(1)
+
+
+class BufferPool:
+    """Preallocated device buffers of fixed size classes, lent out and recycled. A context manager that closes itself.
+
+    Any thread may call anything.
+
+    Args:
+        placement: The device. None is JAX's default device, with uncommitted arrays as `jax.device_put` gives; a
+            `jax.Device` gives committed ones. An `arenax.testing.FakeDevice` has no bytes.
+        ragged: Which axes vary: None, a `Ragged`, or a pytree prefix of the batch, with None at leaves that are not ragged.
+        budget: The most bytes that slots may take: None for no limit, bytes, a text such as ``"2GiB"``, or a fraction of
+            the device's ``bytes_limit`` as a float.
+        on_exhausted: What to do where no slot is free. ``"grow"``: a new slot while the budget lasts, then one at the price
+            of idle slots of other classes, then a fresh array outside the pool. The other three use reserved slots only:
+            ``"spill"`` gives a fresh array, ``"wait"`` waits for a return, in order of arrival, ``"raise"`` raises.
+        timeout: Seconds that ``"wait"`` waits; None is for ever.
+        name: The pool's name in messages.
+
+    Raises:
+        TypeError: For an argument of the wrong kind.
+        ValueError: For one out of range.
+
+    Example:
+        >>> import arenax, numpy as np
+        >>> with arenax.BufferPool(ragged=arenax.Ragged(0, arenax.SizeClasses.pow2(4, 64)), name="doc") as pool:
+        ...     x, n = pool.put(np.arange(5, dtype=np.float32), with_sizes=True)
+        ...     print(x, n)
+        [0. 1. 2. 3. 4. 0. 0. 0.] 5
+    """
+
+    def __init__(
+        self,
+        placement: Any = None,
+        ragged: Any = None,
+        budget: int | float | str | None = None,
+        on_exhausted: str = "grow",
+        timeout: float | None = None,
+        name: str | None = None,
+    ) -> None:
+        if on_exhausted not in MODES:
+            raise ValueError(f"on_exhausted must be one of {', '.join(MODES)}, got {on_exhausted!r}")
+        if timeout is not None:
+            if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+                raise TypeError(f"timeout must be seconds or None, got {timeout!r}")
+            if not 0 <= timeout < float("inf"):
+                raise ValueError(f"timeout must be at least 0 and finite (None waits for ever), got {timeout!r}")
+            if on_exhausted != "wait":
+                raise ValueError(f'timeout is for on_exhausted="wait" alone, got it with {on_exhausted!r}')
+        if name is not None and not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"name must be a text or None, got {name!r}")
+        self.name = name or f"pool-{next(_numbers)}"
+        self.compile_counter = CompileCounter()
+        self.landing = _landing(placement, self.compile_counter)
+        limit = budget_bytes(budget, self.landing.bytes_limit, self.landing.name)
+        self.arena = Arena(self.landing, name=self.name, mode=on_exhausted, budget=limit, timeout=timeout)
+        self.landing.moved = self.arena.moved
+        self.planner = Planner(ragged, self.landing, self.arena.shelf)
+        self.exact_planner = Planner(None, self.landing, self.arena.shelf)
+
+    def reserve(self, example: Any, slots: int = 3) -> None:
+        """Preallocates slots, now and in full, or raises and leaves nothing half done.
+
+        Each leaf gets slots of its own; a ragged leaf gets them in every size class, and as many int32 scalars for its sizes.
+        Calls add up.
+
+        Args:
+            example: A batch, or a pytree of `ArraySpec` or `jax.ShapeDtypeStruct`.
+            slots: Batches that will be alive at once.
+
+        Raises:
+            PoolExhausted: Where the budget does not suffice; also a `MemoryError`.
+            TypeError: For a leaf that JAX cannot hold.
+
+        Example:
+            >>> import arenax
+            >>> with arenax.BufferPool(budget="1MiB") as pool:
+            ...     pool.reserve({"x": arenax.ArraySpec((8, 128), "bfloat16")}, slots=2)
+            ...     pool.stats().reserved_bytes
+            4096
+        """
+        if isinstance(slots, bool) or not isinstance(slots, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"slots must be an integer, got {slots!r}")
+        if slots < 1:
+            raise ValueError(f"slots must be at least 1, got {slots}")
+        self.arena.reserve(count_classes(self.planner.spec_classes(example), slots))
+
+    def put(self, batch: Any, with_sizes: bool = False, *, cancel: CancelToken | None = None) -> Any:
+        """Lands a batch in recycled slots; each slot goes back when its array object dies.
+
+        The caller's arrays are never aliased: he may overwrite them as soon as this returns. A second array object on the
+        same buffer, such as `jax.device_put(x, device)` makes, does not prolong the loan.
+
+        Args:
+            batch: A pytree of arrays: NumPy arrays of any layout, scalars, `jax.Array`.
+            with_sizes: Whether to return ``(batch, sizes)``.
+            cancel: Lets another thread end a wait.
+
+        Returns:
+            The same pytree of `jax.Array`, ragged axes padded to their size class; with `with_sizes` also the batch's tree
+            of valid extents, int32 device scalars, None where a leaf is not ragged.
+
+        Raises:
+            PoolExhausted: As `on_exhausted` says; also a `TimeoutError` after a wait.
+            NoSizeClass: Where a ragged axis is above its largest class; also a `ValueError`.
+            TypeError: For a leaf that JAX cannot hold. No leaf has landed then.
+            PoolClosed: After `close`.
+
+        Example:
+            >>> import arenax, numpy as np
+            >>> with arenax.BufferPool() as pool:
+            ...     x = pool.put({"x": np.eye(2, dtype=np.float32)})["x"]
+            ...     print(x)
+            [[1. 0.]
+             [0. 1.]]
+        """
+        holder = _Holder()
+        loan = self.arena.loan(holder, cancel)
+        plan, slots = self.land(self.planner, batch, with_sizes, loan, cancel)
+        try:
+            arrays = [self.arena.lend_array(slot, self.landing.lend(slot), cancel) for slot in slots]
+        except BaseException:
+            self.arena.give_back(loan)
+            raise
+        return (plan.batch_of(arrays), plan.sizes_of(arrays)) if with_sizes else plan.batch_of(arrays)
+
+    def step(self) -> Step:
+        """Begins a scope around a training step: whatever is drawn in it goes back when it ends.
+
+        Returns:
+            A `Step`, to be used as ``with pool.step() as step:``.
+        """
+        return Step(self)
+
+    def lease(self, shape: Any, dtype: Any = "float32", *, fill: Any = 0) -> Lease:
+        """Checks out one slot of exactly this shape.
+
+        Args:
+            shape: Shape of the slot.
+            dtype: Its dtype.
+            fill: A scalar that every element is set to, or None for undefined contents.
+
+        Returns:
+            A `Lease`, which is a context manager.
+
+        Raises:
+            PoolExhausted: As `on_exhausted` says.
+            PoolClosed: After `close`.
+        """
+        size_class = SizeClass(exact_shape(shape), canonical_dtype(dtype))
+        if fill is not None:
+            if np.ndim(fill) != 0:
+                raise ValueError(f"fill must be a scalar or None, got shape {np.shape(fill)}")
+            np.asarray(fill, size_class.dtype)
+        return Lease.begin(self.arena, self.landing, size_class, fill)
+
+    @contextlib.contextmanager
+    def steady(self) -> Iterator[None]:
+        """A scope in which the pool may not allocate, copy or compile.
+
+        Raises:
+            NotSteady: Naming the cause and the call site. Creation, spill, conversion and copy raise at once, in whichever
+                thread; compiles of this thread or of the pool raise at the end.
+
+        Example:
+            >>> import arenax, numpy as np
+            >>> batch = np.ones((4,), np.float32)
+            >>> with arenax.BufferPool() as pool:
+            ...     pool.reserve(batch, slots=1)
+            ...     del_me = pool.put(batch)  # Warms up: compiles the landing.
+            ...     del del_me
+            ...     with pool.steady():
+            ...         for _ in range(100):
+            ...             x = pool.put(batch)
+            ...             del x
+        """
+        here, before = CompileCounter(), self.compile_counter.count
+        self.arena.steady(1)
+        try:
+            with here:
+                yield
+        finally:
+            self.arena.steady(-1)
+        if here.count or self.compile_counter.count != before:
+            names = [*here.names] or [*self.compile_counter.names]
+            raise unsteady(self.arena, "compile", f"{max(here.count, 1)} programs, the last of them {', '.join(names[-4:])}")
+
+    def stats(self) -> Stats:
+        """Returns a frozen snapshot of the pool's figures; ``str()`` of it is a table."""
+        return self.arena.snapshot(self._stats)
+
+    def check(self) -> None:
+        """Verifies every invariant of the pool, and takes back what was lost by an interrupt.
+
+        Raises:
+            AssertionError: Naming the invariant that is broken.
+        """
+        self.arena.check()
+
+    def close(self) -> None:
+        """Frees every idle slot and refuses every waiter. Arrays on loan stay valid until they are dropped; idempotent."""
+        self.arena.close()
+
+    def land(
+        self, planner: Planner, batch: Any, with_sizes: bool, loan: Loan, cancel: CancelToken | None = None
+    ) -> tuple[BatchPlan, Sequence[Slot]]:
+        """Checks slots out for a batch and lands it; on any exception the loan is given back."""
+        try:
+            plan, values, requested, rags = planner.plan(batch, with_sizes)
+            slots = self.arena.checkout(plan.shelves, requested, loan, cancel)
+            plan.land(self.landing, slots, values, rags, self._mend)
+            self.arena.wrote(slots, requested)
+        except BaseException:
+            self.arena.give_back(loan)
+            raise
+        return plan, slots
+
+    def _mend(self, slots: Sequence[Slot]) -> bool:
+        """Replaces the slots that are broken, and says whether there were any."""
+        broken = [slot for slot in slots if not self.landing.is_whole(slot)]
+        for slot in broken:
+            self.arena.replace(slot)
+        return bool(broken)
+
+    def _stats(self) -> Stats:
+        """The snapshot; runs under the arena's lock."""
+        arena = self.arena
+        whole = Stats.of(
+            arena.tally,
+            budget_bytes=arena.budget,
+            by_class={c: Stats.of(shelf.tally) for c, shelf in arena.shelves.items()},
+        )
+        count = self.compile_counter.count
+        return Stats.of(
+            arena.tally,
+            budget_bytes=arena.budget,
+            by_class=whole.by_class,
+            by_device={self.landing.name: whole},
+            compile_count=count,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        s = self.stats()
+        if self.arena.closed:
+            return f"<BufferPool {self.name!r} on {self.landing.name}: closed>"
+        limit = "" if s.budget_bytes is None else f" of {human_bytes(s.budget_bytes)}"
+        return (
+            f"<BufferPool {self.name!r} on {self.landing.name}: {s.slot_count} slots in {len(s.by_class)} classes, "
+            f"{s.leased_count} leased, {human_bytes(s.reserved_bytes)}{limit} reserved>"
+        )
+
+
+class _Holder:
+    """Holds a loan for the time of one call."""
+
+    __slots__ = ("__weakref__",)
+
+
+def _landing(placement: Any, counter: CompileCounter) -> Landing:
+    if isinstance(placement, Landing):
+        return placement
+    if placement is None:
+        # The default device as JAX itself resolves it, also inside `with jax.default_device(...)`.
+        (device,) = jax.device_put(np.int32(0)).devices()
+        return HostWrite(device, False, counter)
+    if isinstance(placement, jax.sharding.SingleDeviceSharding):
+        (placement,) = placement.device_set
+    if not isinstance(placement, jax.Device):
+        raise TypeError(f"placement must be None or one jax.Device, got {placement!r}")
+    if placement.process_index != jax.process_index():
+        raise ValueError(f"placement {placement} belongs to process {placement.process_index}, this is {jax.process_index()}")
+    return HostWrite(placement, True, counter)

@@ -1,0 +1,190 @@
+"""What a caller asks for: dtypes by JAX's rules, size classes of arrays, ragged axes, specifications."""
+
+import math
+import operator
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import attrs
+import jax
+import numpy as np
+
+from ._errors import NoSizeClass
+from ._size_classes import SizeClasses
+
+INT32 = np.dtype(np.int32)
+
+
+def canonical_dtype(dtype: Any) -> np.dtype[Any]:
+    """Returns the dtype that JAX would store: float64 becomes float32 unless x64 is on, byte order is native.
+
+    Raises:
+        TypeError: For anything that JAX cannot hold: objects, strings, dates, records, PRNG keys.
+    """
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        raise TypeError(
+            f"arrays of dtype {dtype} cannot live in a slot; for PRNG keys, put jax.random.key_data(key) "
+            "and wrap it again with jax.random.wrap_key_data"
+        )
+    try:
+        plain = np.dtype(dtype)
+        if plain.kind in "OSUMmT" or plain.names is not None:
+            raise TypeError
+        return np.dtype(jax.dtypes.canonicalize_dtype(plain.newbyteorder("=")))
+    except TypeError:
+        raise TypeError(
+            f"dtype {dtype!s} is not one that JAX can hold; allowed are booleans, integers, floats and complex numbers"
+        ) from None
+
+
+def exact_shape(shape: Any) -> tuple[int, ...]:
+    """Returns `shape` as a tuple of ints of at least 0; a lone integer is a shape of rank 1."""
+    try:
+        axes: Iterable[Any] = shape if isinstance(shape, Iterable) else (shape,)
+        result = tuple(operator.index(n) for n in axes)
+    except TypeError:
+        raise TypeError(f"shape must be integers, got {shape!r}") from None
+    if any(n < 0 for n in result):
+        raise ValueError(f"shape must not be negative, got {shape!r}")
+    return result
+
+
+def _rank(dtype: np.dtype[Any]) -> int:
+    kinds = (np.bool_, np.integer, np.floating, np.complexfloating)
+    return next(i for i, kind in enumerate(kinds) if jax.dtypes.issubdtype(dtype, kind))
+
+
+def is_castable(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
+    """Whether values may be written into `target`: bools into all, integers into floats, floats into complex numbers.
+
+    Precision may be lost, as everywhere in JAX; a kind may not (NumPy's own rules do not know bfloat16 and its like).
+    """
+    return _rank(source) <= _rank(target)
+
+
+@attrs.frozen
+class SizeClass:
+    """The fixed shape and dtype of a slot.
+
+    Attributes:
+        shape: Capacity of each axis.
+        dtype: The NumPy dtype of the elements.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one slot; for dtypes below a byte an upper bound."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype.name}[{','.join(map(str, self.shape))}]"
+
+
+@attrs.frozen
+class Ragged:
+    """Says that one axis of a leaf varies and is padded up to a size class.
+
+    Give it to `BufferPool(ragged=...)`, alone or at the leaves of a pytree prefix of the batch.
+
+    Attributes:
+        axis: The ragged axis; negative counts from the end.
+        size_classes: Capacities of that axis.
+        pad_value: What the padding holds; it must fit the leaf's dtype.
+
+    Example:
+        >>> import arenax
+        >>> ragged = {"tokens": arenax.Ragged(1, arenax.SizeClasses.pow2(64, 1024)), "label": None}
+    """
+
+    axis: int = attrs.field()
+    size_classes: SizeClasses = attrs.field()
+    pad_value: Any = attrs.field(default=0)
+
+    @axis.validator
+    def _check_axis(self, _: Any, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"axis must be an integer, got {value!r}")
+
+    @size_classes.validator
+    def _check_size_classes(self, _: Any, value: Any) -> None:
+        if not isinstance(value, SizeClasses):
+            raise TypeError(f"size_classes must be a SizeClasses, got {type(value).__name__}")
+
+    @pad_value.validator
+    def _check_pad_value(self, _: Any, value: Any) -> None:
+        if np.ndim(value) != 0:
+            raise ValueError(f"pad_value must be a scalar, got shape {np.shape(value)}")
+
+    def axis_of(self, rank: int, leaf: str) -> int:
+        """Returns the axis, counted from the front, for a leaf of `rank`."""
+        if not -rank <= self.axis < rank:
+            raise ValueError(
+                f"leaf {leaf} has rank {rank} and so no axis {self.axis} to be ragged: give ragged= a tree with None "
+                "at the leaves that are not ragged"
+            )
+        return self.axis % rank
+
+    def capacity(self, size: int, axis: int, leaf: str) -> int:
+        """Returns the size class for `size`, or raises `NoSizeClass` naming axis, size and maximum."""
+        try:
+            return self.size_classes.class_of(size)
+        except NoSizeClass as e:
+            raise NoSizeClass(
+                f"axis {axis} of leaf {leaf} has size {size}, above the largest size class, {e.maximum}: declare a "
+                "larger maximum or cut the data",
+                size=e.size,
+                maximum=e.maximum,
+                axis=axis,
+                leaf=leaf,
+            ) from None
+
+    def pad(self, dtype: np.dtype[Any], leaf: str) -> np.generic:
+        """Returns the pad value as a scalar of `dtype`, or raises where it does not fit."""
+        try:
+            value = np.asarray(self.pad_value)
+            scalar = value.astype(dtype)[()]
+            # Whatever the dtype, a pad value must survive the trip: -1 in a uint8, or 0.5 in an int32, would not.
+            with np.errstate(all="ignore"):
+                same = np.asarray(scalar).astype(np.complex128) == value.astype(np.complex128)
+            exact = bool(same) or bool(value != value) or jax.dtypes.issubdtype(dtype, np.inexact)
+        except (TypeError, ValueError, OverflowError):
+            exact = False
+            scalar = np.zeros((), dtype)[()]
+        if not exact or (value != value and not jax.dtypes.issubdtype(dtype, np.inexact)):
+            raise ValueError(f"pad_value {self.pad_value!r} does not fit the dtype {dtype.name} of leaf {leaf}")
+        return scalar
+
+
+def _spec_shape(shape: Any) -> tuple[int | SizeClasses, ...]:
+    axes: Iterable[Any] = shape if isinstance(shape, Iterable) else (shape,)
+    return tuple(n if isinstance(n, SizeClasses) else exact_shape((n,))[0] for n in axes)
+
+
+@attrs.frozen
+class ArraySpec:
+    """Shape and dtype of an array to reserve slots for, without an array at hand.
+
+    Attributes:
+        shape: Size of each axis; an axis may be a `SizeClasses`, which stands for each of its capacities.
+        dtype: Anything that `numpy.dtype` takes, such as ``"bfloat16"``.
+
+    Example:
+        >>> import arenax
+        >>> spec = arenax.ArraySpec((8, arenax.SizeClasses.explicit([64, 128])), "int32")
+        >>> [str(c) for c in spec.classes()]
+        ['int32[8,64]', 'int32[8,128]']
+    """
+
+    shape: tuple[int | SizeClasses, ...] = attrs.field(converter=_spec_shape)
+    dtype: np.dtype[Any] = attrs.field(converter=canonical_dtype)
+
+    def classes(self) -> Iterator[SizeClass]:
+        """Yields every size class that the specification stands for."""
+        shapes: list[tuple[int, ...]] = [()]
+        for axis in self.shape:
+            sizes = axis.boundaries if isinstance(axis, SizeClasses) else (axis,)
+            shapes = [(*s, n) for s in shapes for n in sizes]
+        return (SizeClass(s, self.dtype) for s in shapes)

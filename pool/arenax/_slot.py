@@ -1,0 +1,102 @@
+"""Slots, the shelves that hold those of one size class, and loans: who has a slot now."""
+
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from ._request import SizeClass
+from ._stats import Tally
+
+
+class Loan(weakref.ref[Any]):
+    """One checkout, by identity: a weak reference to whoever holds the slots.
+
+    When the holder dies the loan puts itself into the arena's queue of returns. Its callback is that queue's own `put`,
+    in C, so that no signal handler can run inside it and no lock is taken. An explicit return puts the same loan into
+    the same queue. A slot goes back only while ``slot.loan is loan``: a double or stale return finds another loan.
+
+    Weak references to a `jax.Array` cannot be hashed, and ``==`` compares elements: compare loans by ``is``.
+    """
+
+    __slots__ = ("since", "slots", "token")
+
+    slots: list["Slot"]
+    token: object
+    since: float
+
+    def __new__(cls, holder: object, put: Callable[["Loan"], None], token: object = None) -> "Loan":
+        """Begins a loan of no slots yet to `holder`."""
+        self = super().__new__(cls, holder, put)
+        self.slots = []
+        self.token = token
+        self.since = time.monotonic()
+        return self
+
+    # weakref.ref's own __init__ takes two arguments.
+    def __init__(self, holder: object, put: Callable[["Loan"], None], token: object = None) -> None:
+        super().__init__(holder, put)
+
+
+@attrs.define(eq=False)
+class Slot:
+    """One preallocated device buffer of a size class.
+
+    Invariants: a slot is in its shelf's `free` list, or has a loan, or is out of the pool. `array` is None before it is
+    made and after it is given up. `leased` says that the tallies count it as leased.
+
+    Attributes:
+        shelf: The shelf it belongs to.
+        array: The pool's own handle on the buffer.
+        address: Where the buffer lies, recorded after every landing.
+        view: The landing's private view of the memory, or None.
+        loan: Who has it, or None.
+        leased: Whether it counts as leased (a slot that is being reserved has a loan and does not).
+        spilled: Whether it is outside the pool and its budget, and goes when it is returned.
+        requested: Bytes that the borrower asked for.
+        contents: ``(axis, extent, pad)`` where everything from `extent` on holds the pad's bytes; None where unknown.
+        priority: GreedyDual-Size priority while idle.
+    """
+
+    shelf: "Shelf"
+    array: Any = None
+    address: int = 0
+    view: Any = None
+    loan: Loan | None = None
+    leased: bool = False
+    spilled: bool = False
+    requested: int = 0
+    contents: tuple[int, int, bytes] | None = None
+    priority: float = 0.0
+
+    @property
+    def size_class(self) -> SizeClass:
+        """The slot's shape and dtype."""
+        return self.shelf.size_class
+
+
+@attrs.define(eq=False)
+class Shelf:
+    """The slots of one size class in one arena, and their figures.
+
+    Attributes:
+        size_class: Shape and dtype.
+        nbytes: Bytes of one slot.
+        free: Idle slots; the most recently returned is on the right and serves next.
+        slots: All slots of the class, spilled ones left out.
+        tally: The class's figures.
+        misses: Checkouts that found no free slot since the last sweep.
+    """
+
+    size_class: SizeClass
+    nbytes: int = attrs.field(init=False)
+    free: deque[Slot] = attrs.field(factory=deque)
+    slots: set[Slot] = attrs.field(factory=set)
+    tally: Tally = attrs.field(factory=Tally)
+    misses: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        self.nbytes = self.size_class.nbytes

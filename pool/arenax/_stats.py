@@ -1,0 +1,238 @@
+"""The figures of a pool: live tallies inside the arena, frozen snapshots for the user."""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import attrs
+
+from ._request import SizeClass
+
+GAUGES = ("reserved_bytes", "leased_bytes", "requested_bytes", "idle_bytes", "slot_count", "leased_count")
+COUNTERS = (
+    "hit_count",
+    "creation_count",
+    "conversion_count",
+    "spill_count",
+    "copy_count",
+    "write_count",
+    "written_bytes",
+    "wait_count",
+)
+
+
+@attrs.define(eq=False)
+class Tally:
+    """Gauges, their peaks, and counters of one size class or one arena; changed only under the arena's lock.
+
+    Invariants: reserved = leased + idle; requested <= leased; each peak >= its gauge; counters never fall.
+    """
+
+    slot_count: int = 0
+    leased_count: int = 0
+    reserved_bytes: int = 0
+    leased_bytes: int = 0
+    requested_bytes: int = 0
+    peak_slot_count: int = 0
+    peak_leased_count: int = 0
+    peak_reserved_bytes: int = 0
+    peak_leased_bytes: int = 0
+    peak_requested_bytes: int = 0
+    peak_idle_bytes: int = 0
+    hit_count: int = 0
+    creation_count: int = 0
+    conversion_count: int = 0
+    spill_count: int = 0
+    copy_count: int = 0
+    write_count: int = 0
+    written_bytes: int = 0
+    wait_count: int = 0
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes of slots that nobody holds."""
+        return self.reserved_bytes - self.leased_bytes
+
+    def add_slot(self, nbytes: int) -> None:
+        """A slot enters, not leased yet."""
+        self.slot_count += 1
+        self.reserved_bytes += nbytes
+        self.peak_slot_count = max(self.peak_slot_count, self.slot_count)
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+
+    def remove_slot(self, nbytes: int) -> None:
+        """A slot that is not leased leaves."""
+        self.slot_count -= 1
+        self.reserved_bytes -= nbytes
+
+    def lend(self, nbytes: int, requested: int) -> None:
+        """A slot goes out on loan."""
+        self.leased_count += 1
+        self.leased_bytes += nbytes
+        self.requested_bytes += requested
+        # Comparisons in place of max(): this runs for every leaf of every batch.
+        if self.leased_count > self.peak_leased_count:
+            self.peak_leased_count = self.leased_count
+        if self.leased_bytes > self.peak_leased_bytes:
+            self.peak_leased_bytes = self.leased_bytes
+        if self.requested_bytes > self.peak_requested_bytes:
+            self.peak_requested_bytes = self.requested_bytes
+
+    def give_back(self, nbytes: int, requested: int) -> None:
+        """A slot on loan comes back."""
+        self.leased_count -= 1
+        self.leased_bytes -= nbytes
+        self.requested_bytes -= requested
+
+    def note_idle(self) -> None:
+        """Raises the peak of idle bytes, once at the end of a return."""
+        idle = self.reserved_bytes - self.leased_bytes
+        if idle > self.peak_idle_bytes:
+            self.peak_idle_bytes = idle
+
+
+@attrs.frozen(kw_only=True)
+class Stats:
+    """A snapshot of a pool's figures. Bytes are bytes of slots, at the size of their classes.
+
+    Attributes:
+        reserved_bytes: Bytes of all slots; never above the budget.
+        leased_bytes: Bytes of slots on loan.
+        requested_bytes: Bytes that the borrowers asked for, before padding.
+        idle_bytes: Reserved less leased bytes.
+        slot_count: Slots.
+        leased_count: Slots on loan.
+        hit_count: Leaves that were served by a slot that existed already.
+        creation_count: Slots made: on reserve, on growth, and to replace one that was kept or lost.
+        conversion_count: Slots made at the price of idle slots of another class.
+        spill_count: Leaves that got a fresh array outside the pool and its budget.
+        copy_count: Landings whose slot had moved: its donation had silently become a copy.
+        write_count: Landings and writes.
+        written_bytes: Bytes landed and written, without padding.
+        compile_count: Programs compiled by the pool and inside its steps (0 in parts of the whole).
+        wait_count: Checkouts that had to wait.
+        peak_reserved_bytes: Highest `reserved_bytes`.
+        peak_leased_bytes: Highest `leased_bytes`.
+        peak_requested_bytes: Highest `requested_bytes`.
+        peak_idle_bytes: Highest `idle_bytes`.
+        peak_slot_count: Highest `slot_count`.
+        peak_leased_count: Highest `leased_count`.
+        budget_bytes: The budget, or None.
+        by_class: The same figures for each size class.
+        by_device: The same figures for each device, by its name.
+    """
+
+    reserved_bytes: int = 0
+    leased_bytes: int = 0
+    requested_bytes: int = 0
+    idle_bytes: int = 0
+    slot_count: int = 0
+    leased_count: int = 0
+    hit_count: int = 0
+    creation_count: int = 0
+    conversion_count: int = 0
+    spill_count: int = 0
+    copy_count: int = 0
+    write_count: int = 0
+    written_bytes: int = 0
+    compile_count: int = 0
+    wait_count: int = 0
+    peak_reserved_bytes: int = 0
+    peak_leased_bytes: int = 0
+    peak_requested_bytes: int = 0
+    peak_idle_bytes: int = 0
+    peak_slot_count: int = 0
+    peak_leased_count: int = 0
+    budget_bytes: int | None = None
+    by_class: Mapping[SizeClass, "Stats"] = attrs.field(factory=dict)
+    by_device: Mapping[str, "Stats"] = attrs.field(factory=dict)
+
+    @classmethod
+    def of(cls, tally: Tally, **more: Any) -> Self:
+        """Freezes a tally."""
+        names = (*GAUGES, *(f"peak_{g}" for g in GAUGES), *COUNTERS)
+        return cls(**{n: getattr(tally, n) for n in names}, **more)
+
+    @property
+    def internal_waste(self) -> float:
+        """Share of the leased bytes that nobody asked for: 1 - requested / leased, 0 where nothing is leased."""
+        return 1 - self.requested_bytes / self.leased_bytes if self.leased_bytes else 0.0
+
+    @property
+    def stranding(self) -> float:
+        """Sum of the classes' own peaks of leased bytes / peak of their sum; 1 where nothing was ever leased.
+
+        Above 1, the classes peaked at different times, and each one's slots lay idle while another was short.
+        """
+        peaks = sum(c.peak_leased_bytes for c in self.by_class.values())
+        return peaks / self.peak_leased_bytes if self.peak_leased_bytes else 1.0
+
+    @property
+    def realized_fragmentation(self) -> float:
+        """(peak reserved - peak requested) / peak requested bytes; 0 where nothing was ever requested."""
+        peak = self.peak_requested_bytes
+        return (self.peak_reserved_bytes - peak) / peak if peak else 0.0
+
+    def memory_stats(self) -> dict[str, int]:
+        """Returns the figures under the keys of `jax.Device.memory_stats`, on every backend.
+
+        Example:
+            >>> import arenax
+            >>> with arenax.BufferPool() as pool:
+            ...     pool.reserve(arenax.ArraySpec((256,), "float32"), slots=2)
+            ...     pool.stats().memory_stats()["pool_bytes"]
+            2048
+        """
+        limit = {} if self.budget_bytes is None else {"bytes_limit": self.budget_bytes}
+        largest = max((c.nbytes for c, s in self.by_class.items() if s.slot_count > s.leased_count), default=0)
+        return {
+            "bytes_in_use": self.leased_bytes,
+            "peak_bytes_in_use": self.peak_leased_bytes,
+            "bytes_reserved": self.reserved_bytes,
+            "peak_bytes_reserved": self.peak_reserved_bytes,
+            "pool_bytes": self.reserved_bytes,
+            "peak_pool_bytes": self.peak_reserved_bytes,
+            "num_allocs": self.hit_count + self.creation_count,
+            "largest_alloc_size": max((c.nbytes for c in self.by_class), default=0),
+            "largest_free_block_bytes": largest,
+            **limit,
+        }
+
+    def __str__(self) -> str:
+        budget = "no budget" if self.budget_bytes is None else f"budget {human_bytes(self.budget_bytes)}"
+        events = ", ".join(
+            f"{getattr(self, f'{name}_count'):,} {label}"
+            for name, label in (
+                ("hit", "hits"),
+                ("creation", "creations"),
+                ("conversion", "conversions"),
+                ("spill", "spills"),
+                ("copy", "copies"),
+                ("compile", "compiles"),
+                ("wait", "waits"),
+            )
+        )
+        rows = [("size class", "slots", "leased", "peak", "reserved", "requested", "hits", "created", "spilled")]
+        parts = [(str(c), s) for c, s in self.by_class.items()]
+        for name, s in [*parts, ("all", self)]:
+            counts = (s.slot_count, s.leased_count, s.peak_leased_count)
+            sizes = (human_bytes(s.reserved_bytes), human_bytes(s.requested_bytes))
+            rows.append((name, *map(str, counts), *sizes, str(s.hit_count), str(s.creation_count), str(s.spill_count)))
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        table = ["  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths)))
+                 for row in rows]
+        return "\n".join([*table, events, f"{budget}; padding {self.internal_waste:.1%} of what is leased"])
+
+
+def human_bytes(n: int) -> str:
+    """Returns `n` bytes in the largest binary unit that keeps it at 1 or more.
+
+    Example:
+        >>> from arenax._stats import human_bytes
+        >>> human_bytes(1536), human_bytes(3)
+        ('1.5 KiB', '3 B')
+    """
+    size, units = float(n), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size /= 1024
+        units.pop(0)
+    return f"{size:.0f} {units[0]}" if units[0] == "B" else f"{size:.1f} {units[0]}"

@@ -1,0 +1,180 @@
+"""A step: a scope whose arrays all go back when it ends."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import jax
+import numpy as np
+
+from ._batch import Planner
+from ._lease import mending
+from ._request import SizeClass, canonical_dtype, exact_shape
+from ._slot import Loan, Slot
+
+if TYPE_CHECKING:
+    from ._pool import BufferPool
+
+
+class Step:
+    """Draws arrays that go back to the pool, all at once, when the scope ends; made by `BufferPool.step`.
+
+    The arrays may be passed to jitted functions as any others. They must not be read after the scope: the next landing
+    in the slot deletes them. A result that is to outlive it must be another array, or be kept with `keep`.
+
+    Example:
+        >>> import arenax, jax, numpy as np
+        >>> total = jax.jit(lambda batch, acc: batch["x"].sum() + acc.sum())
+        >>> with arenax.BufferPool() as pool:
+        ...     for i in range(3):
+        ...         with pool.step() as step:
+        ...             batch = step.put({"x": np.full((4, 8), i, np.float32)})
+        ...             print(total(batch, step.ones((2,))))
+        2.0
+        34.0
+        66.0
+    """
+
+    __slots__ = ("__weakref__", "_loans", "_lock", "_pool", "_state")
+
+    def __init__(self, pool: "BufferPool") -> None:
+        self._pool = pool
+        self._loans: list[Loan] = []
+        self._lock = threading.RLock()
+        self._state = "new"
+
+    def __enter__(self) -> Self:
+        if self._state != "new":
+            raise RuntimeError(f"a step is entered once, and this one is {self._state}: call pool.step() each time")
+        self._state = "open"
+        self._pool.compile_counter.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.compile_counter.__exit__()
+        with self._lock:  # Waits for a landing that another thread has begun in this step.
+            self._state = "over"
+            for loan in self._loans:
+                self._pool.arena.give_back(loan)
+
+    def put(self, batch: Any, with_sizes: bool = False) -> Any:
+        """Lands a batch, as `BufferPool.put` does; its arrays go back when the step ends.
+
+        Args:
+            batch: A pytree of arrays.
+            with_sizes: Whether to return ``(batch, sizes)``.
+
+        Returns:
+            The same pytree of `jax.Array`, ragged axes padded to their size class; with `with_sizes` also the batch's tree
+            of valid extents, int32 device scalars, None where a leaf is not ragged.
+
+        Raises:
+            RuntimeError: Outside of the step.
+            PoolExhausted: As the pool's mode says.
+            NoSizeClass: Where a ragged axis is above its largest class.
+            TypeError: For a leaf that JAX cannot hold.
+        """
+        return self._put(self._pool.planner, batch, with_sizes)
+
+    def zeros(self, shape: Any, dtype: Any = None) -> jax.Array:
+        """An array of zeros of exactly this shape, as `jax.numpy.zeros`; float32 unless told otherwise."""
+        return self.full(shape, 0, np.float64 if dtype is None else dtype)
+
+    def ones(self, shape: Any, dtype: Any = None) -> jax.Array:
+        """An array of ones of exactly this shape, as `jax.numpy.ones`."""
+        return self.full(shape, 1, np.float64 if dtype is None else dtype)
+
+    def full(self, shape: Any, fill_value: Any, dtype: Any = None) -> jax.Array:
+        """An array of `fill_value`, a scalar, as `jax.numpy.full`."""
+        if np.ndim(fill_value) != 0:
+            raise ValueError(f"fill_value must be a scalar, got shape {np.shape(fill_value)}")
+        size_class = _exact(shape, np.asarray(fill_value).dtype if dtype is None else dtype)
+        np.asarray(fill_value, size_class.dtype)  # Raises here, before a slot is taken, where it does not fit.
+        return self._draw(size_class, lambda slot: self._pool.landing.fill(slot, fill_value))
+
+    def empty(self, shape: Any, dtype: Any = None) -> jax.Array:
+        """An array with undefined contents: whatever its slot holds."""
+        return self._draw(_exact(shape, np.float64 if dtype is None else dtype), None)
+
+    def arange(self, start: Any, stop: Any = None, step: Any = None, dtype: Any = None) -> jax.Array:
+        """Evenly spaced values, as `jax.numpy.arange`."""
+        return self.array(np.arange(start, stop, step) if stop is not None else np.arange(0, start, step), dtype)
+
+    def eye(self, N: int, M: int | None = None, k: int = 0, dtype: Any = None) -> jax.Array:  # noqa: N803
+        """A matrix with ones on a diagonal, as `jax.numpy.eye`."""
+        return self.array(np.eye(N, M, k), dtype)
+
+    def array(self, object: Any, dtype: Any = None) -> jax.Array:  # noqa: A002
+        """Anything that `numpy.asarray` takes, or a `jax.Array`, in a slot of exactly its shape."""
+        value = object if isinstance(object, jax.Array) else np.asarray(object)
+        if dtype is not None:
+            value = value.astype(canonical_dtype(dtype))
+        return self._put(self._pool.exact_planner, value, False)
+
+    def keep(self, tree: Any) -> Any:
+        """Takes arrays drawn in this step out of the pool for good; each one's slot gets a new buffer.
+
+        Args:
+            tree: A pytree of arrays that this step drew.
+
+        Returns:
+            The same tree.
+
+        Raises:
+            ValueError: Where a leaf was not drawn in this step; nothing is kept then.
+            RuntimeError: Outside of the step.
+        """
+        with self._lock:
+            self._open("keep")
+            slots = [self._slot_of(x) for x in jax.tree.leaves(tree)]
+            for slot in {id(s): s for s in slots}.values():
+                self._pool.arena.detach(slot)
+        return tree
+
+    def drew(self, array: Any) -> bool:
+        """Whether this very array was drawn in this step."""
+        return any(slot.array is array for loan in self._loans for slot in loan.slots)
+
+    def _slot_of(self, array: Any) -> Slot:
+        for loan in self._loans:
+            for slot in loan.slots:
+                if slot.array is array:
+                    return slot
+        raise ValueError(
+            f"keep takes arrays that this step drew, got {type(array).__name__}; results of a jitted function are no slots "
+            "and need not be kept"
+        )
+
+    def _put(self, planner: Planner, batch: Any, with_sizes: bool) -> Any:
+        with self._lock:
+            self._open("put")
+            plan, slots = self._pool.land(planner, batch, with_sizes, self._loan())
+            arrays = [slot.array for slot in slots]
+        return (plan.batch_of(arrays), plan.sizes_of(arrays)) if with_sizes else plan.batch_of(arrays)
+
+    def _draw(self, size_class: SizeClass, finish: Callable[[Slot], None] | None) -> jax.Array:
+        with self._lock:
+            self._open("a factory")
+            arena, loan = self._pool.arena, self._loan()
+            try:
+                shelf = arena.shelf(size_class)
+                slots: Sequence[Slot] = arena.checkout((shelf,), (shelf.nbytes,), loan)
+                if finish is not None:
+                    mending(arena, self._pool.landing, slots[0], finish)
+                return slots[0].array
+            except BaseException:
+                arena.give_back(loan)
+                raise
+
+    def _loan(self) -> Loan:
+        loan = self._pool.arena.loan(self)
+        self._loans.append(loan)
+        return loan
+
+    def _open(self, what: str) -> None:
+        if self._state != "open":
+            raise RuntimeError(f"{what} was called on a step that is {self._state}: use it inside `with pool.step() as step`")
+
+
+def _exact(shape: Any, dtype: Any) -> SizeClass:
+    return SizeClass(exact_shape(shape), canonical_dtype(dtype))

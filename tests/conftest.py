@@ -1,0 +1,52 @@
+"""What holds for every test: eight CPU devices, strict promotion, Hypothesis profiles, no doctest without its extra."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+# Before jax is imported, and by environment, so that a spawned process sees the same devices. A setting of the caller's
+# own wins, so that the suite can be run on an accelerator.
+if "--xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import hypothesis
+import jax
+import pytest
+
+# In this process only: what a test starts in a process of its own runs with jax's defaults, as a user's program does.
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# `ci` draws the same examples each time, so that a red run is the fault of the change; the search for new ones is
+# `stress`, which has no time limit. The first example compiles, which says nothing about the others.
+hypothesis.settings.register_profile(
+    "ci",
+    derandomize=True,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.register_profile(
+    "stress",
+    hypothesis.settings.get_profile("ci"),
+    derandomize=False,
+    max_examples=5_000,
+    stateful_step_count=200,
+)
+_profile = os.environ.get("HYPOTHESIS_PROFILE", "ci")
+hypothesis.settings.load_profile(_profile)
+if _profile == "stress":
+    os.environ.setdefault("PYTEST_TIMEOUT", "0")  # pytest-timeout reads it later; 0 = none
+
+
+class _AbsentExtras:
+    """Leaves out the doctests of an adapter whose library is not installed: torch.py needs torch, grain.py grain."""
+
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        optional = collection_path.parent.name == "arenax_adapters" and collection_path.stem in {"torch", "grain"}
+        return True if optional and importlib.util.find_spec(collection_path.stem) is None else None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # As a plugin: the hooks of this file itself are asked about the paths below tests/ only.
+    config.pluginmanager.register(_AbsentExtras(), "arenax-absent-extras")
