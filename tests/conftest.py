@@ -1,5 +1,6 @@
 """What holds for every test: eight CPU devices, strict promotion, Hypothesis profiles, no doctest without its extra."""
 
+import importlib
 import importlib.util
 import os
 from pathlib import Path
@@ -13,6 +14,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import hypothesis
 import jax
 import pytest
+
+# Whole packages first: pytest, asked for the doctests of one module, would import that module a second time.
+for _package in ("arenax", "arenax_adapters", "arenax_stress"):
+    if importlib.util.find_spec(_package):
+        importlib.import_module(_package)
 
 # In this process only: what a test starts in a process of its own runs with jax's defaults, as a user's program does.
 jax.config.update("jax_numpy_dtype_promotion", "strict")

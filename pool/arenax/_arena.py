@@ -335,7 +335,7 @@ class Arena:
     def _sweep(self, shelves: Any) -> None:
         """Ends the loans whose holders died without a word: an interrupt can swallow an item of the queue."""
         for shelf in shelves:
-            shelf.misses = 0
+            shelf.misses, shelf.sweep_after = 0, len(shelf.slots)
             for loan in {id(s.loan): s.loan for s in shelf.slots if s.loan is not None and s.loan() is None}.values():
                 self._end(loan)
 
@@ -347,7 +347,7 @@ class Arena:
         for shelf in need:
             shelf.misses += 1
         # A sweep costs as much as there are slots, so it comes once in as many misses, or before giving up.
-        self._sweep(s for s in need if s.misses > len(s.slots) or self.mode in ("wait", "raise"))
+        self._sweep(s for s in need if s.misses > s.sweep_after or self.mode in ("wait", "raise"))
         if self.mode in ("wait", "raise"):
             return self._wait_or_raise(shelves, requested, loan, cancel, need)
         short = any(count > len(shelf.free) for shelf, count in need.items())

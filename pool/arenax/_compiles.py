@@ -12,18 +12,43 @@ import jax
 _EVENT = "/jax/core/compile/backend_compile_duration"
 
 
-class _Watches(threading.local):
-    """The counters that watch this thread."""
+class _Active(threading.local):
+    """The watches of this thread."""
 
     def __init__(self) -> None:
-        self.active: list[CompileCounter] = []
+        self.watches: list[Watch] = []
 
 
-_watches = _Watches()
+_active = _Active()
+
+
+class Watch:
+    """One scope, in the thread that began it, whose compiles are counted; it may be ended from any thread."""
+
+    __slots__ = ("counter",)
+
+    def __init__(self, counter: "CompileCounter") -> None:
+        self.counter: CompileCounter | None = counter
+        _active.watches.append(self)
+
+    def end(self) -> None:
+        """Counts no more."""
+        self.counter = None
+        watches = _active.watches
+        if watches and watches[-1] is self:
+            watches.pop()
+        else:  # Out of order, or another thread's, which drops it at its next compile.
+            watches[:] = [w for w in watches if w is not self]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
 
 class CompileCounter:
-    """Counts compiles of the threads that are inside ``with counter:``; nests, and any number may watch at once.
+    """Counts the compiles inside its watches; any number may watch at once.
 
     Attributes:
         count: Programs compiled.
@@ -36,12 +61,9 @@ class CompileCounter:
         self.names: deque[str] = deque(maxlen=16)
         self._lock = threading.Lock()
 
-    def __enter__(self) -> Self:
-        _watches.active.append(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _watches.active.remove(self)
+    def watch(self) -> Watch:
+        """Begins a scope in this thread; a context manager."""
+        return Watch(self)
 
     def add(self, name: str) -> None:
         """Counts one program."""
@@ -52,8 +74,10 @@ class CompileCounter:
 
 def _on_event(event: str, _seconds: float, **fields: Any) -> None:
     if event == _EVENT:
-        for counter in {id(c): c for c in _watches.active}.values():
-            counter.add(str(fields.get("fun_name", "a program")))
+        _active.watches[:] = [w for w in _active.watches if w.counter is not None]
+        for counter in {id(w.counter): w.counter for w in _active.watches}.values():
+            if counter is not None:
+                counter.add(str(fields.get("fun_name", "a program")))
 
 
 _listening = threading.Lock()

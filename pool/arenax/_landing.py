@@ -259,7 +259,11 @@ class HostWrite(DonatedLanding):
         return self._programs.own(("take", *classes), take, [struct(c) for c in classes], range(len(classes)))
 
     def land(self, prepared: Any, slots: Sequence[Slot], values: Sequence[Any], rag: Rag | None) -> None:
-        arrays = run(prepared, *[slot.array for slot in slots])
+        olds = [slot.array for slot in slots]
+        for old in olds:
+            if old.is_deleted():  # By a borrower who donated it: XLA would refuse it as well, with lines in the log.
+                raise RuntimeError("the slot's array was donated away")
+        arrays = run(prepared, *olds)
         for slot, array in zip(slots, arrays, strict=True):
             self._replace(slot, array)
         for slot, value in zip(slots, values, strict=True):

@@ -201,7 +201,7 @@ class BufferPool:
         here, before = CompileCounter(), self.compile_counter.count
         self.arena.steady(1)
         try:
-            with here:
+            with here.watch():
                 yield
         finally:
             self.arena.steady(-1)

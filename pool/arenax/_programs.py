@@ -87,7 +87,7 @@ class Programs:
         """Compiles `function` for the shapes and dtypes of `args`, donating those listed."""
         jitted = jax.jit(function, donate_argnums=tuple(donate), keep_unused=True, **self._shardings)
         wide = any(np.dtype(getattr(a, "dtype", np.int32)).itemsize == 8 for a in args)
-        with _undisturbed(), jax.default_device(self._device), self._counter, contextlib.ExitStack() as stack:
+        with _undisturbed(), jax.default_device(self._device), self._counter.watch(), contextlib.ExitStack() as stack:
             if wide:  # A float64 slot outlives the x64 mode that it was made in.
                 stack.enter_context(jax.enable_x64(True))
             return jitted.lower(*args).compile()

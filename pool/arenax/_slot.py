@@ -89,6 +89,7 @@ class Shelf:
         slots: All slots of the class, spilled ones left out.
         tally: The class's figures.
         misses: Checkouts that found no free slot since the last sweep.
+        sweep_after: Misses until the next sweep: as many as there were slots at the last one.
     """
 
     size_class: SizeClass
@@ -97,6 +98,7 @@ class Shelf:
     slots: set[Slot] = attrs.field(factory=set)
     tally: Tally = attrs.field(factory=Tally)
     misses: int = 0
+    sweep_after: int = 0
 
     def __attrs_post_init__(self) -> None:
         self.nbytes = self.size_class.nbytes

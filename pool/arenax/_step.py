@@ -35,7 +35,7 @@ class Step:
         66.0
     """
 
-    __slots__ = ("__weakref__", "_loans", "_lock", "_pool", "_state")
+    __slots__ = ("__weakref__", "_loans", "_lock", "_pool", "_state", "_watch")
 
     def __init__(self, pool: "BufferPool") -> None:
         self._pool = pool
@@ -47,11 +47,11 @@ class Step:
         if self._state != "new":
             raise RuntimeError(f"a step is entered once, and this one is {self._state}: call pool.step() each time")
         self._state = "open"
-        self._pool.compile_counter.__enter__()
+        self._watch = self._pool.compile_counter.watch()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pool.compile_counter.__exit__()
+        self._watch.end()
         with self._lock:  # Waits for a landing that another thread has begun in this step.
             self._state = "over"
             for loan in self._loans:

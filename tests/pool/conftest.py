@@ -1,0 +1,66 @@
+"""One behaviour suite for both devices: `make_pool` makes pools on a fake device and on the real one."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import arenax
+from arenax.testing import FakeArray, FakeDevice
+
+MakePool = Callable[..., arenax.BufferPool]
+_eat = jax.jit(lambda x: x * 1, donate_argnums=0)
+
+
+def donate(array: Any) -> None:
+    """Passes an array to a function that donates it."""
+    if isinstance(array, FakeArray):
+        array.donate()
+    else:
+        jax.block_until_ready(_eat(array))
+
+
+def view(array: Any) -> Any:
+    """A view of the array's memory; while it is alive donation copies."""
+    return array.export() if isinstance(array, FakeArray) else np.asarray(array)
+
+
+def address(array: Any) -> int:
+    return array.unsafe_buffer_pointer()
+
+
+@pytest.fixture(params=["fake", "cpu"])
+def device_kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def make_pool(device_kind: str) -> Iterator[MakePool]:
+    pools: list[arenax.BufferPool] = []
+
+    def make(**options: Any) -> arenax.BufferPool:
+        pool = arenax.BufferPool(FakeDevice() if device_kind == "fake" else None, **options)
+        pools.append(pool)
+        return pool
+
+    yield make
+    for pool in pools:
+        pool.check()
+        pool.close()
+
+
+@pytest.fixture
+def make_fake() -> Iterator[MakePool]:
+    """Pools on the fake device alone, for policy."""
+    pools: list[arenax.BufferPool] = []
+
+    def make(**options: Any) -> arenax.BufferPool:
+        pools.append(arenax.BufferPool(FakeDevice(bytes_limit=options.pop("bytes_limit", None)), **options))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.check()
+        pool.close()

@@ -1,0 +1,624 @@
+"""What every pool does, on the fake device and on the real one."""
+
+import gc
+import warnings
+
+import numpy as np
+import pytest
+
+import arenax
+from arenax.testing import FakeDevice
+
+from .conftest import MakePool, address, donate, view
+
+CLASSES = arenax.SizeClasses.explicit([4, 8, 16])
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def test_put_returns_the_batchs_tree_with_its_values(make_pool: MakePool) -> None:
+    pool = make_pool()
+    batch = {"x": X, "y": (np.arange(3, dtype=np.int32), [np.bool_(True), 2.5, 7])}
+    got = pool.put(batch)
+    assert set(got) == {"x", "y"}
+    assert isinstance(got["y"], tuple)
+    np.testing.assert_array_equal(got["x"], X)
+    np.testing.assert_array_equal(got["y"][0], [0, 1, 2])
+    kinds = [(np.asarray(x).dtype.name, np.asarray(x).item()) for x in got["y"][1]]
+    assert kinds == [("bool", True), ("float32", 2.5), ("int32", 7)]
+
+
+def test_an_empty_batch_takes_nothing(make_pool: MakePool) -> None:
+    for mode in ("grow", "wait"):
+        pool = make_pool(on_exhausted=mode)
+        assert pool.put({}) == {}
+        assert pool.put(None) is None
+        assert pool.put((), with_sizes=True) == ((), ())
+        assert pool.stats().slot_count == 0
+
+
+def test_a_dropped_array_returns_its_slot_and_the_next_one_lies_there(make_pool: MakePool) -> None:
+    pool = make_pool()
+    pool.reserve(X, slots=1)
+    seen = set()
+    for i in range(20):
+        x = pool.put(X + i)
+        seen.add(address(x))
+        np.testing.assert_array_equal(x, X + i)
+        assert pool.stats().leased_count == 1
+        del x
+        assert pool.stats().leased_count == 0
+    assert len(seen) == 1
+    stats = pool.stats()
+    assert (stats.hit_count, stats.creation_count, stats.copy_count, stats.write_count) == (20, 1, 0, 20)
+    assert stats.written_bytes == 20 * X.nbytes
+
+
+def test_arrays_alive_at_once_lie_apart(make_pool: MakePool) -> None:
+    pool = make_pool()
+    held = [pool.put(X + i) for i in range(5)]
+    assert len({address(x) for x in held}) == 5
+    for i, x in enumerate(held):
+        np.testing.assert_array_equal(x, X + i)
+    assert pool.stats().creation_count == 5
+
+
+def test_the_callers_array_is_free_when_put_returns(make_pool: MakePool) -> None:
+    pool = make_pool()
+    source = X.copy()
+    x = pool.put(source)
+    with pool.step() as step:
+        y = step.put(source)
+        source[...] = -1
+        np.testing.assert_array_equal(x, X)
+        np.testing.assert_array_equal(y, X)
+
+
+def test_a_ragged_axis_is_padded_and_never_shows_the_last_tenant(make_pool: MakePool) -> None:
+    pool = make_pool(ragged=arenax.Ragged(0, CLASSES, pad_value=7))
+    for n in (8, 5, 6, 8, 7, 5, 16, 9, 10, 0, 3):
+        x, size = pool.put(np.full((n, 2), np.nan, np.float32), with_sizes=True)
+        del x, size
+        x, size = pool.put(np.full((n, 2), n, np.float32), with_sizes=True)
+        capacity = CLASSES.class_of(n)
+        assert np.shape(x) == (capacity, 2)
+        assert (int(np.asarray(size)), np.asarray(size).dtype) == (n, np.int32)
+        assert (np.asarray(x)[:n] == n).all()
+        assert (np.asarray(x)[n:] == 7).all()
+        del x, size
+
+
+def test_a_ragged_prefix_reaches_the_leaves_below_it(make_pool: MakePool) -> None:
+    ragged = {"tokens": arenax.Ragged(-1, CLASSES), "label": None, "pair": arenax.Ragged(0, CLASSES)}
+    pool = make_pool(ragged=ragged)
+    batch = {"tokens": np.ones((2, 5), np.int32), "label": X, "pair": [np.ones(3, np.int8), np.ones(9, np.int8)]}
+    got, sizes = pool.put(batch, with_sizes=True)
+    assert [np.shape(x) for x in (got["tokens"], got["label"], *got["pair"])] == [(2, 8), (2, 3), (4,), (16,)]
+    assert sizes["label"] is None
+    assert [int(np.asarray(s)) for s in (sizes["tokens"], *sizes["pair"])] == [5, 3, 9]
+    with pool.step() as step:
+        _, again = step.put(batch, with_sizes=True)
+        assert int(np.asarray(again["pair"][1])) == 9
+
+
+def test_sizes_waste_counts_as_requested_bytes(make_pool: MakePool) -> None:
+    pool = make_pool(ragged=arenax.Ragged(0, CLASSES))
+    x = pool.put(np.ones((5, 2), np.float32))
+    stats = pool.stats()
+    assert (stats.leased_bytes, stats.requested_bytes) == (64, 40)
+    assert stats.internal_waste == pytest.approx(1 - 40 / 64)
+    del x
+    assert pool.stats().requested_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("ragged", "batch", "error", "says"),
+    [
+        (arenax.Ragged(1, CLASSES), np.ones((2, 17), np.int32), arenax.NoSizeClass, "axis 1 .* size 17.* 16"),
+        (arenax.Ragged(1, CLASSES), np.ones(3, np.int32), ValueError, "no axis 1"),
+        ({"a": arenax.Ragged(0, CLASSES)}, {"b": np.ones(3)}, ValueError, "does not match the batch"),
+        ([arenax.Ragged(0, CLASSES)], (np.ones(3),), ValueError, "does not match the batch"),
+        (arenax.Ragged(0, CLASSES, pad_value=-1), np.ones(3, np.uint8), ValueError, "pad_value -1 does not fit"),
+        (None, {"good": np.ones(3), "bad": np.array(["a"], object)}, TypeError, "bad.*object"),
+        (None, {"good": np.ones(3), "bad": "text"}, TypeError, "bad"),
+        (None, {"good": np.ones(3), "bad": object()}, TypeError, "bad"),
+        (None, {"good": np.ones(3), "bad": np.array("2020-01-01", "datetime64[D]")}, TypeError, "bad"),
+        (None, {"good": np.ones(3), "bad": 2**40}, OverflowError, "bad"),
+    ],
+)
+def test_a_bad_leaf_is_refused_by_name_and_nothing_lands(
+    make_pool: MakePool, ragged: object, batch: object, error: type[Exception], says: str
+) -> None:
+    pool = make_pool(ragged=ragged)
+    for draw in (pool.put, lambda b: pool.step().__enter__().put(b)):
+        with pytest.raises(error, match=says):
+            draw(batch)
+    stats = pool.stats()
+    assert (stats.slot_count, stats.leased_count, stats.write_count) == (0, 0, 0)
+
+
+def test_a_step_gives_everything_back_also_when_its_body_raises(make_pool: MakePool) -> None:
+    pool = make_pool()
+    for i in range(3):
+        try:
+            with pool.step() as step:
+                step.put({"a": X, "b": X})
+                step.zeros((4,))
+                assert pool.stats().leased_count == 3
+                if i == 1:
+                    raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            pass
+        assert pool.stats().leased_count == 0
+    assert pool.stats().creation_count == 3
+
+
+def test_an_array_kept_past_its_step_is_its_own_data_or_deleted(make_pool: MakePool) -> None:
+    pool = make_pool()
+    with pool.step() as step:
+        stale = step.put(X)
+    np.testing.assert_array_equal(stale, X)
+    with pool.step() as step:
+        step.put(X * 0)
+        with pytest.raises(RuntimeError, match="deleted"):
+            np.asarray(stale)
+
+
+def test_keep_takes_an_array_out_for_good(make_pool: MakePool) -> None:
+    pool = make_pool()
+    with pool.step() as step:
+        kept, other = step.put({"a": X, "b": X + 1}).values()
+        assert step.keep({"k": kept})["k"] is kept
+        with pytest.raises(ValueError, match="this step drew"):
+            step.keep([other, np.ones(3)])
+    assert pool.stats().slot_count == 2
+    assert pool.stats().creation_count == 3
+    for _ in range(3):
+        with pool.step() as step:
+            step.put({"a": X * 0, "b": X * 0})
+            np.testing.assert_array_equal(kept, X)
+
+
+def test_factories_are_those_of_jax_numpy(make_pool: MakePool) -> None:
+    import jax.numpy as jnp
+
+    pool = make_pool(ragged=arenax.Ragged(0, CLASSES))
+    for _ in range(2):
+        with pool.step() as step:
+            for mine, theirs in [
+                (step.zeros((2, 3)), jnp.zeros((2, 3))),
+                (step.zeros(5, "int32"), jnp.zeros(5, "int32")),
+                (step.ones((3,), np.float16), jnp.ones((3,), np.float16)),
+                (step.full((2,), 3), jnp.full((2,), 3)),
+                (step.full((), 2.5, "bfloat16"), jnp.full((), 2.5, "bfloat16")),
+                (step.arange(5), jnp.arange(5)),
+                (step.arange(2, 9, 3), jnp.arange(2, 9, 3)),
+                (step.arange(0, 1, 0.25), jnp.arange(0, 1, 0.25)),
+                (step.arange(3, dtype="float32"), jnp.arange(3, dtype="float32")),
+                (step.eye(3), jnp.eye(3)),
+                (step.eye(2, 3, 1, "int8"), jnp.eye(2, 3, 1, "int8")),
+                (step.array([[1, 2], [3, 4]]), jnp.array([[1, 2], [3, 4]])),
+                (step.array([1.5], "int32"), jnp.array([1.5], "int32")),
+            ]:
+                assert (mine.shape, mine.dtype) == (theirs.shape, theirs.dtype)
+                np.testing.assert_array_equal(np.asarray(mine), np.asarray(theirs))
+            empty = step.empty((7, 2), "uint8")
+            assert (empty.shape, empty.dtype) == ((7, 2), np.uint8)
+    assert pool.stats().leased_count == 0
+
+
+def test_a_step_is_used_once_and_inside_its_scope(make_pool: MakePool) -> None:
+    pool = make_pool()
+    step = pool.step()
+    with pytest.raises(RuntimeError, match="new"):
+        step.put(X)
+    with step:
+        with pytest.raises(RuntimeError, match="entered once"), step:
+            pass
+    for use in (lambda: step.put(X), lambda: step.zeros(3), lambda: step.keep(X)):
+        with pytest.raises(RuntimeError, match="over"):
+            use()
+
+
+def test_bad_factory_arguments_take_no_slot(make_pool: MakePool) -> None:
+    pool = make_pool()
+    with pool.step() as step:
+        for call, error in [
+            (lambda: step.zeros((-1,)), ValueError),
+            (lambda: step.zeros("ab"), TypeError),
+            (lambda: step.zeros(3, "datetime64[s]"), TypeError),
+            (lambda: step.full((2,), [1, 2]), ValueError),
+            (lambda: step.full((2,), 300, "int8"), OverflowError),
+        ]:
+            with pytest.raises(error):
+                call()
+    assert pool.stats().slot_count == 0
+
+
+def test_a_donated_array_is_replaced_and_counted(make_pool: MakePool) -> None:
+    pool = make_pool()
+    pool.reserve(X, slots=2)
+    for i in range(3):
+        with pool.step() as step:
+            donate(step.put(X))
+        x = pool.put(X)
+        donate(x)
+        del x
+        with pool.step() as step:
+            np.testing.assert_array_equal(step.put(X + i), X + i)
+    stats = pool.stats()
+    assert (stats.slot_count, stats.leased_count, stats.spill_count, stats.copy_count) == (2, 0, 0, 0)
+    assert stats.creation_count > 2
+
+
+def test_a_donated_array_is_named_under_steady(make_pool: MakePool) -> None:
+    pool = make_pool()
+    pool.reserve(X, slots=1)
+    with pool.step() as step:
+        donate(step.put(X))
+    with pytest.raises(arenax.NotSteady, match="donated away") as error, pool.steady(), pool.step() as step:
+        step.put(X)
+    assert error.value.cause == "creation"
+    assert "test_behaviour.py" in error.value.call_site
+    assert pool.stats().leased_count == 0
+    with pool.step() as step:
+        np.testing.assert_array_equal(step.put(X), X)
+
+
+def test_a_view_makes_donation_a_copy_which_is_adopted_and_counted(make_pool: MakePool) -> None:
+    pool = make_pool()
+    pool.reserve(X, slots=1)
+    with pool.step() as step:
+        x = step.put(X)
+        held, before = view(x), address(x)
+        del x
+    with pool.step() as step:
+        x = step.put(X + 1)
+        assert address(x) != before
+        np.testing.assert_array_equal(x, X + 1)
+        del x
+    np.testing.assert_array_equal(getattr(held, "values", held), X)
+    assert pool.stats().copy_count == 1
+    del held
+    with pool.step() as step:
+        step.put(X)
+    assert pool.stats().copy_count == 1
+    with pool.step() as step:
+        held = view(step.put(X))
+    with pytest.raises(arenax.NotSteady, match="view") as error, pool.steady(), pool.step() as step:
+        step.put(X)
+    assert error.value.cause == "copy"
+
+
+def test_lease_writes_a_part_and_refuses_what_would_leave_the_slot(make_pool: MakePool) -> None:
+    pool = make_pool()
+    with pool.lease((4, 3), "float32") as lease:
+        where = address(lease.array)
+        lease.write(np.ones((2, 2)), at=(2, 1))
+        expected = np.zeros((4, 3), np.float32)
+        expected[2:, 1:] = 1
+        np.testing.assert_array_equal(lease.array, expected)
+        for at in ((3, 0), (-1, 0), (0, 2), (4, 0)):
+            with pytest.raises(arenax.OutOfBounds, match="would leave the slot") as error:
+                lease.write(np.ones((2, 2), np.float32), at=at)
+            assert (error.value.at, error.value.slot_shape) == (at, (4, 3))
+        for value, error in [
+            (np.ones(3), ValueError),
+            (np.array([["a"]], object), TypeError),
+            (np.ones((1, 1), np.complex64), TypeError),
+        ]:
+            with pytest.raises(error):
+                lease.write(value)
+        with pytest.raises(ValueError, match="one start for each"):
+            lease.write(np.ones((1, 1)), at=(0,))
+        lease.write(np.ones((0, 3), np.float32), at=(4, 0))
+        np.testing.assert_array_equal(lease.array, expected)
+        lease.write(True * np.ones((1, 1), bool))
+        assert np.asarray(lease.array)[0, 0] == 1
+        assert address(lease.array) == where
+    assert pool.stats().copy_count == 0
+
+
+def test_lease_append_keeps_a_cursor(make_pool: MakePool) -> None:
+    pool = make_pool()
+    with pool.lease((5, 2), "int32", fill=-1) as lease:
+        lease.append([[1, 1]])
+        lease.append(np.full((3, 2), 2))
+        assert lease.cursor == 4
+        with pytest.raises(arenax.OutOfBounds):
+            lease.append(np.ones((2, 2), np.int32))
+        assert lease.cursor == 4
+        np.testing.assert_array_equal(lease.array, [[1, 1], [2, 2], [2, 2], [2, 2], [-1, -1]])
+        lease.fill(9)
+        assert lease.cursor == 0
+        assert (np.asarray(lease.array) == 9).all()
+
+
+def test_lease_update_runs_in_place_and_leaves_the_slot_on_a_bad_function(make_pool: MakePool) -> None:
+    pool = make_pool()
+    add = lambda slot, x: slot + x  # noqa: E731
+    with pool.lease((3,), "float32") as lease:
+        where = address(lease.array)
+        for _ in range(3):
+            lease.update(add, np.float32(2))
+        np.testing.assert_array_equal(lease.array, [6, 6, 6])
+        with pytest.raises(TypeError, match=r"float32\[3\]"):
+            lease.update(lambda slot: slot[:2])
+        with pytest.raises(ZeroDivisionError):
+            lease.update(lambda slot: slot * (1 // 0))
+        np.testing.assert_array_equal(lease.array, [6, 6, 6])
+        assert address(lease.array) == where
+    assert pool.stats().creation_count == 1
+
+
+def test_a_lease_is_returned_once_and_refuses_use_after(make_pool: MakePool) -> None:
+    pool = make_pool()
+    lease = pool.lease((4,), "float32")
+    assert (lease.shape, lease.dtype, str(lease.size_class)) == ((4,), np.float32, "float32[4]")
+    assert lease.device is not None
+    assert "leased" in repr(lease)
+    lease.release()
+    assert lease.released
+    assert "released" in repr(lease)
+    tenant = pool.lease((4,), "float32", fill=5)
+    for use in (
+        lease.release,
+        lease.detach,
+        lambda: lease.array,
+        lambda: lease.write(np.ones(4)),
+        lambda: lease.append(np.ones(4)),
+        lambda: lease.fill(0),
+        lambda: lease.update(lambda x: x),
+    ):
+        with pytest.raises(arenax.LeaseReleased, match=r"float32\[4\]"):
+            use()
+    assert pool.stats().leased_count == 1
+    np.testing.assert_array_equal(tenant.array, [5, 5, 5, 5])
+    tenant.release()
+
+
+def test_a_stale_loan_cannot_return_the_next_tenants_slot(make_pool: MakePool) -> None:
+    pool = make_pool()
+    first = pool.lease((4,), "float32")
+    stale = first._loan
+    first.release()
+    second = pool.lease((4,), "float32")
+    pool.arena.give_back(stale)
+    pool.arena.give_back(stale)
+    assert pool.stats().leased_count == 1
+    second.release()
+    assert pool.stats().leased_count == 0
+
+
+def test_a_dropped_lease_comes_back(make_pool: MakePool) -> None:
+    pool = make_pool()
+    lease = pool.lease((4,), "float32")
+    assert pool.stats().leased_count == 1
+    del lease
+    assert pool.stats().leased_count == 0
+
+
+def test_detach_leaves_the_pool_and_its_slot_is_replaced(make_pool: MakePool) -> None:
+    pool = make_pool()
+    lease = pool.lease((4,), "float32", fill=3)
+    array = lease.detach()
+    assert lease.released
+    stats = pool.stats()
+    assert (stats.slot_count, stats.leased_count, stats.creation_count) == (1, 0, 2)
+    for _ in range(3):
+        pool.lease((4,), "float32", fill=0).release()
+    np.testing.assert_array_equal(array, [3, 3, 3, 3])
+
+
+@pytest.mark.parametrize("fill", [0, 1.5, None])
+def test_a_lease_is_filled_unless_told_otherwise(make_pool: MakePool, fill: float | None) -> None:
+    pool = make_pool()
+    for _ in range(3):
+        with pool.lease((4,), "float32", fill=fill) as lease:
+            if fill is not None:
+                assert (np.asarray(lease.array) == fill).all()
+            lease.write(np.full(4, 8.0))
+    for bad, error in (([1, 2], ValueError), ("x", ValueError)):
+        with pytest.raises(error):
+            pool.lease((4,), "float32", fill=bad)
+    with pytest.raises(TypeError):
+        pool.lease((4,), "object")
+    assert pool.stats().leased_count == 0
+
+
+def test_steady_names_each_cause_at_once(make_pool: MakePool) -> None:
+    small, big = np.ones(4, np.float32), np.ones(8, np.float32)
+    grow = make_pool()
+    with pytest.raises(arenax.NotSteady) as creation, grow.steady():
+        grow.put(small)
+    with pytest.raises(arenax.NotSteady) as reserved, grow.steady():
+        grow.reserve(small, slots=1)
+    spill = make_pool(on_exhausted="spill")
+    with pytest.raises(arenax.NotSteady) as spilled, spill.steady():
+        spill.put(small)
+    tight = make_pool(budget=32)
+    tight.reserve(small, slots=2)
+    with pytest.raises(arenax.NotSteady) as converted, tight.steady():
+        tight.put(big)
+    with pytest.raises(arenax.NotSteady) as too_big, tight.steady():
+        tight.put(np.ones(16, np.float32))
+    causes = [e.value.cause for e in (creation, reserved, spilled, converted, too_big)]
+    assert causes == ["creation", "creation", "spill", "conversion", "spill"]
+    assert all("test_behaviour.py" in e.value.call_site for e in (creation, spilled, converted))
+    for pool in (grow, spill, tight):
+        stats = pool.stats()
+        assert (stats.leased_count, stats.spill_count, stats.conversion_count) == (0, 0, 0)
+    tight.put(big)
+
+
+def test_a_warm_loop_is_steady(make_pool: MakePool) -> None:
+    pool = make_pool(ragged={"x": arenax.Ragged(0, CLASSES), "y": None})
+    batches = [{"x": np.ones((n, 2), np.float32), "y": X} for n in (3, 8, 16)]
+    pool.reserve(batches[0], slots=2)
+    for batch in batches:
+        with pool.step() as step:
+            step.put(batch, with_sizes=True)
+    with pool.steady():
+        for i in range(30):
+            with pool.step() as step:
+                step.put(batches[i % 3], with_sizes=True)
+            x = pool.put(batches[i % 3], with_sizes=True)
+            del x
+
+
+def test_close_lets_go_of_idle_slots_and_leaves_loans_alone(make_pool: MakePool) -> None:
+    pool = make_pool()
+    pool.reserve(X, slots=4)
+    x, lease = pool.put(X), pool.lease((2, 3), "float32", fill=2)
+    step = pool.step()
+    step.__enter__()
+    y = step.put(X + 2)
+    pool.close()
+    pool.close()
+    assert "closed" in repr(pool)
+    stats = pool.stats()
+    assert (stats.slot_count, stats.leased_count, stats.reserved_bytes) == (0, 0, 0)
+    np.testing.assert_array_equal(x, X)
+    np.testing.assert_array_equal(y, X + 2)
+    assert (np.asarray(lease.array) == 2).all()
+    lease.write(np.ones((1, 1)))
+    lease.release()
+    step.__exit__(None, None, None)
+    for use in (lambda: pool.put(X), lambda: pool.lease((3,)), lambda: pool.reserve(X), lambda: pool.step().__enter__().put(X)):
+        with pytest.raises(arenax.PoolClosed, match="closed"):
+            use()
+    pool.check()
+
+
+def test_arrays_are_freed_when_dropped_after_close() -> None:
+    device = FakeDevice()
+    gc.collect()
+    gc.disable()
+    try:
+        pool = arenax.BufferPool(device)
+        x, lease, step = pool.put(X), pool.lease((2, 3), "float32"), pool.step()
+        with step:
+            step.put(X)
+            pool.close()
+        lease.release()
+        del x, lease, step
+        assert device.bytes_in_use == 0
+    finally:
+        gc.enable()
+
+
+def test_spill_is_counted_warned_once_and_freed(make_pool: MakePool) -> None:
+    pool = make_pool(on_exhausted="spill")
+    pool.reserve(X, slots=1)
+    first = pool.put(X)
+    with pytest.warns(RuntimeWarning, match=r"no free slot .*float32\[2,3\].*fresh array outside the pool"):
+        second = pool.put(X + 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        third = pool.put(X + 2)
+    np.testing.assert_array_equal(second, X + 1)
+    stats = pool.stats()
+    assert (stats.spill_count, stats.slot_count, stats.leased_count, stats.creation_count) == (2, 1, 1, 1)
+    del first, second, third
+    assert pool.stats().leased_count == 0
+    x = pool.put(X)
+    assert pool.stats().hit_count == 2
+    del x
+
+
+def test_a_spilled_lease_or_step_works_as_any_other(make_pool: MakePool) -> None:
+    pool = make_pool(on_exhausted="spill")
+    with pytest.warns(RuntimeWarning, match="fresh array"), pool.lease((3,), "int32") as lease:
+        lease.write([1, 2, 3])
+        np.testing.assert_array_equal(lease.detach(), [1, 2, 3])
+    with pool.step() as step:
+        kept = step.keep(step.put(X))
+    np.testing.assert_array_equal(kept, X)
+    assert pool.stats().slot_count == 0
+
+
+def test_reserve_is_in_full_or_not_at_all(make_pool: MakePool) -> None:
+    pool = make_pool(budget=100, on_exhausted="raise")
+    pool.reserve(X, slots=2)
+    with pytest.raises(arenax.PoolExhausted, match="cannot reserve 72 bytes: 48 of its budget of 100") as error:
+        pool.reserve(X, slots=3)
+    assert isinstance(error.value, MemoryError)
+    assert (error.value.asked_bytes, error.value.reserved_bytes, error.value.budget_bytes) == (72, 48, 100)
+    assert pool.stats().reserved_bytes == 48
+    pool.reserve(X, slots=2)
+    assert (pool.stats().slot_count, pool.stats().idle_bytes, pool.stats().peak_leased_count) == (4, 96, 0)
+    for bad, error in ((0, ValueError), (-1, ValueError), (True, TypeError), (1.5, TypeError)):
+        with pytest.raises(error):
+            pool.reserve(X, slots=bad)
+
+
+def test_reserve_takes_specifications_and_covers_every_class(make_pool: MakePool) -> None:
+    import jax
+
+    pool = make_pool(ragged={"x": arenax.Ragged(0, CLASSES), "y": None, "z": None})
+    spec = {
+        "x": jax.ShapeDtypeStruct((5, 2), np.float32),
+        "y": [arenax.ArraySpec((3, CLASSES), "int8"), 1.5],
+        "z": arenax.ArraySpec((), "bool"),
+    }
+    pool.reserve(spec, slots=2)
+    by_class = {str(c): s.slot_count for c, s in pool.stats().by_class.items()}
+    assert by_class == {
+        **{f"float32[{n},2]": 2 for n in (4, 8, 16)},
+        **{f"int8[3,{n}]": 2 for n in (4, 8, 16)},
+        "float32[]": 2,
+        "bool[]": 2,
+        "int32[]": 2,
+    }
+    with pytest.raises(arenax.NoSizeClass):
+        pool.reserve({**spec, "x": jax.ShapeDtypeStruct((17, 2), np.float32)})
+
+
+def test_two_leaves_of_one_class_have_a_slot_each(make_pool: MakePool) -> None:
+    pool = make_pool(on_exhausted="raise")
+    pool.reserve({"a": X, "b": X + 1}, slots=1)
+    assert pool.stats().slot_count == 2
+    with pool.step() as step:
+        got = step.put({"a": X, "b": X + 1})
+        np.testing.assert_array_equal(got["a"], X)
+        np.testing.assert_array_equal(got["b"], X + 1)
+
+
+def test_repr_and_table_tell_what_it_holds(make_pool: MakePool) -> None:
+    pool = make_pool(budget="1KiB", name="train")
+    x = pool.put({"a": X, "b": np.ones(3, np.int32)})
+    assert "'train'" in repr(pool)
+    assert "2 slots in 2 classes, 2 leased, 36 B of 1.0 KiB reserved" in repr(pool)
+    table = str(pool.stats())
+    for text in ("float32[2,3]", "int32[3]", "2 creations", "1.0 KiB"):
+        assert text in table
+    del x
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"on_exhausted": "explode"}, ValueError, "grow, spill, wait, raise"),
+        ({"on_exhausted": "wait", "timeout": -1}, ValueError, "timeout"),
+        ({"on_exhausted": "wait", "timeout": float("nan")}, ValueError, "timeout"),
+        ({"on_exhausted": "wait", "timeout": "1"}, TypeError, "timeout"),
+        ({"timeout": 1}, ValueError, "wait"),
+        ({"budget": 0.5}, ValueError, "bytes_limit"),
+        ({"budget": -1}, ValueError, "budget"),
+        ({"ragged": 3}, TypeError, "Ragged"),
+        ({"ragged": {"x": "y"}}, TypeError, "Ragged"),
+        ({"name": 3}, TypeError, "name"),
+    ],
+)
+def test_bad_options_are_refused(make_pool: MakePool, options: dict[str, object], error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        make_pool(**options)
+
+
+def test_names_are_numbered() -> None:
+    assert arenax.BufferPool().name != arenax.BufferPool().name
+
+
+def test_a_bad_placement_is_refused() -> None:
+    for bad in ("cpu", 0, [1]):
+        with pytest.raises(TypeError, match="placement"):
+            arenax.BufferPool(bad)

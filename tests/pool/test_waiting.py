@@ -1,0 +1,331 @@
+"""Waiting: order of arrival, one deadline, hand-over, and no wait that nobody can end. Races are gated, never slept for."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arenax
+
+from .conftest import MakePool
+
+ROW = np.ones(4, np.uint8)
+
+
+def waiting(pool: arenax.BufferPool, count: int) -> None:
+    """Returns when `count` checkouts wait."""
+    for _ in range(100_000):
+        if sum(not w.settled for w in list(pool.arena._line)) == count:
+            return
+        threading.Event().wait(0.0005)
+    raise AssertionError(f"{len(pool.arena._line)} wait, not {count}")
+
+
+class Thread(threading.Thread):
+    """Runs a function and keeps its result or its exception."""
+
+    def __init__(self, run: Callable[[], Any]) -> None:
+        super().__init__(daemon=True)
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._run_it = run
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.result = self._run_it()
+        except BaseException as e:
+            self.error = e
+
+    def finish(self) -> Any:
+        self.join(30)
+        assert not self.is_alive()
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+def one_slot(make: MakePool, slots: int = 1, **options: Any) -> arenax.BufferPool:
+    pool = make(on_exhausted="wait", **options)
+    pool.reserve(ROW, slots=slots)
+    return pool
+
+
+def test_waiters_are_served_in_order_of_arrival(make_pool: MakePool) -> None:
+    pool = one_slot(make_pool)
+    held = pool.lease((4,), "uint8")
+    order: list[int] = []
+
+    def wait(i: int) -> None:
+        with pool.lease((4,), "uint8"):
+            order.append(i)
+
+    threads = []
+    for i in range(6):
+        threads.append(Thread(lambda i=i: wait(i)))
+        waiting(pool, i + 1)
+    held.release()
+    for t in threads:
+        t.finish()
+    assert order == list(range(6))
+    assert pool.stats().wait_count == 6
+
+
+def test_a_dropped_array_serves_a_waiter(make_pool: MakePool) -> None:
+    pool = one_slot(make_pool)
+    x = pool.put(ROW)
+    thread = Thread(lambda: np.asarray(pool.put(ROW * 3)).tolist())
+    waiting(pool, 1)
+    del x
+    assert thread.finish() == [3, 3, 3, 3]
+
+
+def test_nobody_barges_in_before_one_who_waits_for_the_same_class(make_pool: MakePool) -> None:
+    pool = one_slot(make_pool, slots=2)
+    held = [pool.lease((4,), "uint8") for _ in range(2)]
+    both = Thread(lambda: pool.put([ROW, ROW]))
+    waiting(pool, 1)
+    held.pop().release()
+    late = Thread(lambda: pool.put(ROW))
+    waiting(pool, 2)
+    assert pool.stats().leased_count == 1  # The free slot is kept for the first in the line.
+    held.pop().release()
+    assert len(both.finish()) == 2
+    both.result = None
+    late.finish()
+
+
+def test_one_who_waits_for_another_class_does_not_stand_in_the_way(make_pool: MakePool) -> None:
+    pool = one_slot(make_pool)
+    pool.reserve(np.ones(8, np.uint8), slots=1)
+    held = pool.lease((4,), "uint8")
+    thread = Thread(lambda: pool.put(ROW))
+    waiting(pool, 1)
+    pool.lease((8,), "uint8").release()
+    held.release()
+    thread.finish()
+
+
+def test_a_timeout_names_itself_and_leaves_the_line(make_pool: MakePool) -> None:
+    pool = one_slot(make_pool, timeout=0.05)
+    held = pool.lease((4,), "uint8")
+    with pytest.raises(arenax.PoolExhausted, match="after a wait of 0.05 s") as error:
+        pool.lease((4,), "uint8")
+    assert isinstance(error.value, TimeoutError)
+    assert error.value.timeout_seconds == 0.05
+    assert (error.value.leased_count, error.value.slot_count) == (1, 1)
+    assert not pool.arena._line
+    held.release()
+    pool.lease((4,), "uint8").release()
+
+
+def test_a_timeout_of_zero_tries_once(make_pool: MakePool) -> None:
+    pool = one_slot(make_pool, timeout=0)
+    held = pool.put(ROW)
+    with pytest.raises(arenax.PoolExhausted):
+        pool.put(ROW)
+    del held
+    pool.put(ROW)
+
+
+def test_the_next_in_line_takes_over_the_duty_when_the_first_gives_up(make_pool: MakePool) -> None:
+    pool = one_slot(make_pool)
+    x = pool.put(ROW)
+    token = arenax.CancelToken()
+    first = Thread(lambda: pool.put(ROW, cancel=token))
+    waiting(pool, 1)
+    second = Thread(lambda: pool.put(ROW))
+    waiting(pool, 2)
+    token.cancel()
+    with pytest.raises(arenax.PoolExhausted, match="cancelled"):
+        first.finish()
+    waiting(pool, 1)
+    del x  # Only a finalizer says so, to whoever is on duty.
+    second.finish()
+
+
+def test_what_can_never_be_served_raises_at_once(make_pool: MakePool) -> None:
+    pool = one_slot(make_pool)
+    for batch in ([ROW, ROW], np.ones(5, np.uint8)):
+        with pytest.raises(arenax.PoolExhausted, match="no wait could end"):
+            pool.put(batch)
+    assert pool.stats().wait_count == 0
+
+
+def test_a_starving_consumer_that_holds_every_slot_is_told(make_pool: MakePool) -> None:
+    pool = one_slot(make_pool)
+    token = arenax.CancelToken()
+    x = pool.put(ROW, cancel=token)
+    thread = Thread(lambda: pool.put(ROW, cancel=token))
+    waiting(pool, 1)
+    token.starve(False)
+    waiting(pool, 1)
+    token.starve(True)
+    with pytest.raises(arenax.PoolExhausted, match="holds them all"):
+        thread.finish()
+    with pytest.raises(arenax.PoolExhausted, match="holds them all"):  # The other way round: starving already.
+        pool.put(ROW, cancel=token)
+    del x
+
+
+def test_a_starving_consumer_waits_for_what_others_hold(make_pool: MakePool) -> None:
+    pool = one_slot(make_pool, slots=2)
+    token = arenax.CancelToken()
+    mine, theirs = pool.put(ROW, cancel=token), pool.put(ROW)
+    token.starve(True)
+    thread = Thread(lambda: pool.put(ROW, cancel=token))
+    waiting(pool, 1)
+    del theirs
+    thread.finish()
+    del mine
+
+
+def test_close_refuses_whoever_waits(make_pool: MakePool) -> None:
+    pool = one_slot(make_pool)
+    held = pool.lease((4,), "uint8")
+    threads = []
+    for i in range(3):
+        threads.append(Thread(lambda: pool.lease((4,), "uint8")))
+        waiting(pool, i + 1)
+    pool.close()
+    for t in threads:
+        with pytest.raises(arenax.PoolClosed):
+            t.finish()
+    held.release()
+
+
+def test_an_abandoned_waiter_does_not_block_the_line(make_pool: MakePool) -> None:
+    """An interrupt in the waiter's own clean-up can leave it in the line; its loan's holder is dead then."""
+    from arenax._arena import Waiter, _Holder
+
+    pool = one_slot(make_pool)
+    held = pool.lease((4,), "uint8")
+    arena = pool.arena
+    holder = _Holder()
+    shelf = held._slot.shelf
+    arena._line.append(Waiter((shelf,), (4,), arena.loan(holder), None))
+    del holder
+    thread = Thread(lambda: pool.put(ROW))
+    waiting(pool, 2)
+    arena._line.popleft()
+    arena._line[0].signal.put(None)
+    arena._line.appendleft(Waiter((shelf,), (4,), arena.loan(object.__new__(type("Gone", (), {}))), None))
+    arena._line.rotate(-1)
+    held.release()
+    thread.finish()
+    with arena._lock:
+        assert all(w.loan() is None for w in arena._line)
+        arena._line.clear()
+
+
+def test_an_interrupt_in_the_wait_loses_nothing(make_fake: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = one_slot(make_fake)
+    x = pool.put(ROW)
+
+    class Interrupting:
+        """The queue, with a get that takes an item and is interrupted before it hands it over."""
+
+        def __init__(self, queue: Any) -> None:
+            self.put, self.empty, self.get_nowait, self._get = queue.put, queue.empty, queue.get_nowait, queue.get
+
+        def get(self, timeout: float | None = None) -> None:
+            nonlocal x
+            del x
+            self._get(timeout=timeout)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool.arena, "_returned", Interrupting(pool.arena._returned))
+    with pytest.raises(KeyboardInterrupt):
+        pool.put(ROW)
+    monkeypatch.undo()
+    assert not pool.arena._line
+    y = pool.put(ROW)
+    assert pool.stats().leased_count == 1
+    del y
+
+
+def test_many_threads_share_few_slots(make_pool: MakePool) -> None:
+    pool = one_slot(make_pool, slots=3)
+
+    def work(tag: int) -> None:
+        for i in range(60):
+            value = (tag * 60 + i) % 251
+            if i % 3 == 0:
+                with pool.lease((4,), "uint8", fill=value) as lease:
+                    assert (np.asarray(lease.array) == value).all()
+            elif i % 3 == 1:
+                with pool.step() as step:
+                    assert (np.asarray(step.put(ROW * value)) == np.uint8(value)).all()
+            else:
+                x = pool.put(ROW * value)
+                assert (np.asarray(x) == np.uint8(value)).all()
+                del x
+
+    for t in [Thread(lambda tag=tag: work(tag)) for tag in range(8)]:
+        t.finish()
+    stats = pool.stats()
+    assert (stats.leased_count, stats.slot_count, stats.copy_count) == (0, 3, 0)
+
+
+def test_a_release_waits_for_the_operation_in_progress(make_fake: MakePool) -> None:
+    pool = make_fake()
+    lease = pool.lease((4,), "uint8")
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(slot: Any) -> Any:
+        inside.set()
+        assert go_on.wait(30)
+        return slot + 1
+
+    update = Thread(lambda: lease.update(slow))
+    assert inside.wait(30)
+    release = Thread(lease.release)
+    assert not lease.released
+    assert pool.stats().leased_count == 1
+    go_on.set()
+    update.finish()
+    release.finish()
+    assert lease.released
+    assert pool.stats().leased_count == 0
+
+
+def test_an_operation_inside_an_operation_is_refused(make_fake: MakePool) -> None:
+    pool = make_fake()
+    with pool.lease((4,), "uint8") as lease:
+
+        def nested(slot: Any) -> Any:
+            lease.release()
+            return slot
+
+        with pytest.raises(RuntimeError, match="inside another operation"):
+            lease.update(nested)
+        assert not lease.released
+
+
+def test_the_end_of_a_step_waits_for_a_put_of_another_thread(
+    make_fake: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = make_fake()
+    inside, go_on = threading.Event(), threading.Event()
+    land = pool.landing.land
+
+    def slow(*args: Any) -> None:
+        inside.set()
+        assert go_on.wait(30)
+        land(*args)
+
+    monkeypatch.setattr(pool.landing, "land", slow)
+    step = pool.step()
+    step.__enter__()
+    put = Thread(lambda: step.put(ROW))
+    assert inside.wait(30)
+    done = threading.Event()
+    end = Thread(lambda: (step.__exit__(None, None, None), done.set()))
+    assert not done.wait(0.05)
+    assert pool.stats().leased_count == 1
+    go_on.set()
+    put.finish()
+    end.finish()
+    assert pool.stats().leased_count == 0
