@@ -1,4 +1,4 @@
-"""From a batch, a pytree of arrays, to a prepared plan: which class each leaf takes, and how the leaves land together."""
+"""From a batch, a pytree of arrays, to a prepared plan: which class each leaf takes, and how the leaves land."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path
 
 from ._landing import Landing, Rag
@@ -35,8 +36,8 @@ class Group:
 class BatchPlan:
     """All that can be known of a batch from its structure, shapes and dtypes, made once.
 
-    The sizes of ragged leaves, where they are wanted, are leaves of their own at the end: int32 scalars that land together
-    with the fixed leaves.
+    The sizes of ragged leaves, where they are wanted, are leaves of their own at the end: int32 scalars that land
+    together with the fixed leaves.
 
     Attributes:
         treedef: The batch's tree.
@@ -61,7 +62,7 @@ class BatchPlan:
     def sizes_of(self, arrays: Sequence[Any]) -> Any:
         """The batch's tree of the sizes, None where a leaf is not ragged."""
         sizes = iter(arrays[self.leaf_count :])
-        return self.treedef.unflatten([None if r is None else next(sizes) for r in self.ragged[: self.leaf_count]])
+        return self.treedef.unflatten([None if r is None else next(sizes) for r in self.ragged])
 
     def land(
         self,
@@ -73,8 +74,8 @@ class BatchPlan:
     ) -> None:
         """Lands every leaf in its slot.
 
-        Where a landing fails because a slot was broken before (its array donated away by its last borrower, or the result of
-        a computation that failed), `mend` replaces it and the landing is tried once more.
+        Where a landing fails because a slot was broken before (its array donated away by its last borrower, or the
+        result of a computation that failed), `mend` replaces it and the landing is tried once more.
         """
         for group in self.groups:
             picked = [slots[i] for i in group.indices]
@@ -148,10 +149,8 @@ class Planner:
             plan = self._plans[key] = self._prepare(batch, leaves, treedef, shapes, with_sizes)
         if not sizes:
             return plan, leaves, list(plan.requested), [None] * len(leaves)
-        rags: list[Rag | None] = []
         remaining = iter(sizes)
-        for ragged in plan.ragged[: plan.leaf_count]:
-            rags.append(None if ragged is None else Rag(ragged[0], next(remaining), ragged[1]))
+        rags = [None if ragged is None else Rag(ragged[0], next(remaining), ragged[1]) for ragged in plan.ragged]
         requested = list(plan.requested)
         for i, rag in enumerate(rags):
             if rag is not None:
@@ -191,12 +190,15 @@ class Planner:
         specs: list[Ragged | None] = []
         try:
             jax.tree.map(
-                lambda ragged, sub: specs.extend([ragged] * len(jax.tree.leaves(sub))), self._ragged, batch, is_leaf=_is_none
+                lambda ragged, sub: specs.extend([ragged] * len(jax.tree.leaves(sub))),
+                self._ragged,
+                batch,
+                is_leaf=_is_none,
             )
         except (ValueError, TypeError) as e:
             raise ValueError(
-                f"ragged does not match the batch: it must be a pytree prefix of it, as vmap's in_axes is. ragged has the "
-                f"structure {jax.tree.structure(self._ragged)}, the batch {treedef}"
+                "ragged does not match the batch: it must be a pytree prefix of it, as vmap's in_axes is. ragged has "
+                f"the structure {jax.tree.structure(self._ragged)}, the batch {treedef}"
             ) from e
         if len(self._specs) >= self.MAX_PLANS:
             self._specs.clear()
@@ -245,7 +247,7 @@ class Planner:
             else:
                 groups.append(Group(self._landing.prepare([size_class]), (i,)))
         if with_sizes:
-            for _ in filter(None, ragged[:]):
+            for _ in filter(None, ragged):
                 fixed.append(len(shelves))
                 shelves.append(self._shelf(SIZE))
                 requested.append(SIZE.nbytes)
@@ -273,20 +275,23 @@ def _name(batch: Any, i: int) -> str:
 
 
 def _as_array(leaf: Any, name: str) -> Any:
-    """A leaf that is a Python scalar, or anything with ``__array__``, as a NumPy array of the dtype that JAX gives it."""
+    """A Python scalar, or anything with ``__array__``, as a NumPy array of the dtype that JAX gives it."""
     if isinstance(leaf, np.ndarray | np.generic | jax.Array):
         return leaf
+    name = name or "of the batch"
     try:
         array = np.asarray(leaf)
-        return np.asarray(leaf, canonical_dtype(array.dtype))  # Raises where a Python integer does not fit.
-    except OverflowError:
-        raise OverflowError(f"leaf {name or 'of the batch'}: {leaf} does not fit {canonical_dtype(array.dtype).name}") from None  # pyright: ignore[reportPossiblyUnboundVariable]
+        dtype = canonical_dtype(array.dtype)
     except (TypeError, ValueError) as e:
-        raise TypeError(f"leaf {name or 'of the batch'} is {type(leaf).__name__}, not an array: {e}") from None
+        raise TypeError(f"leaf {name} is {type(leaf).__name__}, not an array: {e}") from None
+    try:
+        return np.asarray(leaf, dtype)
+    except OverflowError:  # A Python integer; an array of a wider dtype wraps around, as in JAX.
+        raise OverflowError(f"leaf {name}: {leaf} does not fit {dtype.name}") from None
 
 
 def _checked_dtype(leaf: Any, name: str) -> np.dtype[Any]:
-    if isinstance(leaf, jax.core.Tracer):
+    if isinstance(leaf, Tracer):
         raise TypeError(
             f"leaf {name} is a tracer: call put outside of jit, grad and vmap, on arrays, and pass the result in"
         )
@@ -295,5 +300,3 @@ def _checked_dtype(leaf: Any, name: str) -> np.dtype[Any]:
         return canonical_dtype(leaf.dtype)
     except TypeError as e:
         raise TypeError(f"leaf {name}: {e}") from None
-
-

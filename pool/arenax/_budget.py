@@ -41,8 +41,8 @@ def budget_bytes(budget: Any, bytes_limit: int | None, device: str) -> int | Non
         raise ValueError(f"a budget given as a float is a fraction of the device's memory, in (0, 1]; got {budget!r}")
     if bytes_limit is None:
         raise ValueError(
-            f"budget {budget!r} is a fraction of the device's bytes_limit, and {device} does not report one: give bytes, "
-            'such as "2GiB"'
+            f"budget {budget!r} is a fraction of the device's bytes_limit, and {device} does not report one: "
+            'give bytes, such as "2GiB"'
         )
     return _positive(int(budget * bytes_limit), budget)
 

@@ -10,8 +10,8 @@ def call_site() -> str:
 
     Example:
         >>> from arenax._call_site import call_site
-        >>> call_site().startswith("<doctest")
-        True
+        >>> exec(compile("print(call_site())", "train.py", "exec"), {"call_site": call_site})
+        train.py:1
     """
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _PACKAGES:

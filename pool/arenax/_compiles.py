@@ -72,7 +72,7 @@ class CompileCounter:
             self.names.append(name)
 
 
-def _on_event(event: str, _seconds: float, **fields: Any) -> None:
+def _on_event(event: str, duration_secs: float, **fields: Any) -> None:  # noqa: ARG001
     if event == _EVENT:
         _active.watches[:] = [w for w in _active.watches if w.counter is not None]
         for counter in {id(w.counter): w.counter for w in _active.watches}.values():

@@ -1,18 +1,18 @@
 """Landing: how values come into slots. This is the only module that donates.
 
 A landing donates the slot's array to a program compiled ahead of time, and so gets, in a new array object, exclusive
-ownership of the same memory once every earlier reader has finished. Donation can quietly become a copy (a NumPy view or a
-DLPack export of the old array is alive), so after each one the address is compared with the recorded one, and the result
-with the old object.
+ownership of the same memory once every earlier reader has finished. Donation can quietly become a copy (a NumPy view
+or a DLPack export of the old array is alive), so after each one the address is compared with the recorded one, and the
+result with the old object.
 
-jax 0.12 has an undocumented ``Array.unsafe_raw_buffer()`` (jax-ml/jax#40038), PJRT's raw copy into an existing buffer: the
-primitive that this module emulates, not to be built on yet.
+jax 0.12 has an undocumented ``Array.unsafe_raw_buffer()`` (jax-ml/jax#40038), PJRT's raw copy into an existing buffer:
+the primitive that this module emulates, not to be built on yet.
 """
 
 import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +28,8 @@ from ._slot import Slot
 class Landing(ABC):
     """What the pool needs of a device. `arenax.testing.FakeDevice` is one without bytes.
 
-    A slot given to any method is on loan to the caller. A method that raises may have lost the slot's buffer: `is_whole`
-    tells, and `Arena.replace` mends it.
+    A slot given to any method is on loan to the caller. A method that raises may have lost the slot's buffer:
+    `is_whole` tells, and `Arena.replace` mends it.
 
     Attributes:
         device: What the arrays say they lie on.
@@ -110,7 +110,7 @@ def take(*slots: jax.Array) -> tuple[jax.Array, ...]:
 class DonatedLanding(Landing):
     """All that is done by donated programs, the same on every device; host values are left to the subclasses."""
 
-    def __init__(self, device: jax.Device, committed: bool, counter: CompileCounter) -> None:
+    def __init__(self, device: Any, committed: bool, counter: CompileCounter) -> None:
         self.device = device
         self.name = f"{device.platform}:{device.id}"
         stats = device.memory_stats()
@@ -305,4 +305,4 @@ def memory_of(slot: Slot) -> np.ndarray[Any, Any]:
     """A writable NumPy view of a slot's memory, for a device whose memory is the host's and a dtype of whole bytes."""
     size_class = slot.size_class
     raw = (ctypes.c_char * size_class.nbytes).from_address(slot.address)
-    return np.ndarray(size_class.shape, size_class.dtype, buffer=raw)
+    return np.ndarray(size_class.shape, size_class.dtype, buffer=cast(Any, raw))

@@ -2,11 +2,12 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any, Self
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from ._arena import Arena
 from ._errors import LeaseReleased, NotSteady, OutOfBounds
@@ -107,7 +108,8 @@ class Lease:
         A new shape of `value` compiles a program; the cost of the write itself does not depend on the slot's size.
 
         Args:
-            value: An array of the slot's rank, or anything `numpy.asarray` takes; of a kind that the slot's dtype holds.
+            value: An array of the slot's rank, or anything `numpy.asarray` takes; of a kind that the slot's dtype
+                holds.
             at: Start on each axis; None is the origin.
 
         Raises:
@@ -202,7 +204,7 @@ class Lease:
         return f"<Lease of {self.size_class} on {self._landing.name}: {state}>"
 
     @contextlib.contextmanager
-    def _operation(self, name: str) -> Iterator[None]:
+    def _operation(self, name: str) -> Generator[None]:
         with self._lock:
             self._alive(name)
             if self._busy:
@@ -216,12 +218,12 @@ class Lease:
     def _alive(self, name: str) -> None:
         if self._released:
             raise LeaseReleased(
-                f"{name} on a lease of {self.size_class} that was already returned: check out a new one with pool.lease",
+                f"{name} on a lease of {self.size_class} returned before: check out a new one",
                 size_class=str(self.size_class),
             )
 
     def _checked(self, value: Any) -> Any:
-        if isinstance(value, jax.core.Tracer):
+        if isinstance(value, Tracer):
             raise TypeError("a lease cannot take a tracer: call it outside of jit, or use lease.update")
         if not isinstance(value, jax.Array):
             value = np.asarray(value)
@@ -248,7 +250,7 @@ class Lease:
         self._arena.wrote((self._slot,), (value.size * self.dtype.itemsize,))
 
     def _run(self, operation: Callable[[], None]) -> None:
-        """Runs one operation; where it lost the slot's buffer, a new one of zeros takes its place before the error goes on."""
+        """Runs one operation; where it lost the slot's buffer, one of zeros takes its place before the error goes on."""
         try:
             operation()
         except NotSteady:
@@ -260,7 +262,7 @@ class Lease:
 
 
 def mending(arena: Arena, landing: Landing, slot: Slot, operation: Callable[[Slot], None]) -> None:
-    """Runs the first operation on a slot just checked out; where the slot was broken before, mends it and tries again."""
+    """Runs the first operation on a slot just checked out; one that was broken before is mended for it."""
     try:
         operation(slot)
     except NotSteady:

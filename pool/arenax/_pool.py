@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, Self
 
 import jax
@@ -32,12 +32,14 @@ class BufferPool:
     Args:
         placement: The device. None is JAX's default device, with uncommitted arrays as `jax.device_put` gives; a
             `jax.Device` gives committed ones. An `arenax.testing.FakeDevice` has no bytes.
-        ragged: Which axes vary: None, a `Ragged`, or a pytree prefix of the batch, with None at leaves that are not ragged.
-        budget: The most bytes that slots may take: None for no limit, bytes, a text such as ``"2GiB"``, or a fraction of
-            the device's ``bytes_limit`` as a float.
-        on_exhausted: What to do where no slot is free. ``"grow"``: a new slot while the budget lasts, then one at the price
-            of idle slots of other classes, then a fresh array outside the pool. The other three use reserved slots only:
-            ``"spill"`` gives a fresh array, ``"wait"`` waits for a return, in order of arrival, ``"raise"`` raises.
+        ragged: Which axes vary: None, a `Ragged`, or a pytree prefix of the batch, with None at leaves that are not
+            ragged.
+        budget: The most bytes that slots may take: None for no limit, bytes, a text such as ``"2GiB"``, or a fraction
+            of the device's ``bytes_limit`` as a float.
+        on_exhausted: What to do where no slot is free. ``"grow"``: a new slot while the budget lasts, then one at the
+            price of idle slots of other classes, then a fresh array outside the pool. The other three use reserved
+            slots only: ``"spill"`` gives a fresh array, ``"wait"`` waits for a return, in order of arrival,
+            ``"raise"`` raises.
         timeout: Seconds that ``"wait"`` waits; None is for ever.
         name: The pool's name in messages.
 
@@ -65,7 +67,7 @@ class BufferPool:
         if on_exhausted not in MODES:
             raise ValueError(f"on_exhausted must be one of {', '.join(MODES)}, got {on_exhausted!r}")
         if timeout is not None:
-            if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+            if isinstance(timeout, bool) or not isinstance(timeout, int | float):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(f"timeout must be seconds or None, got {timeout!r}")
             if not 0 <= timeout < float("inf"):
                 raise ValueError(f"timeout must be at least 0 and finite (None waits for ever), got {timeout!r}")
@@ -85,8 +87,8 @@ class BufferPool:
     def reserve(self, example: Any, slots: int = 3) -> None:
         """Preallocates slots, now and in full, or raises and leaves nothing half done.
 
-        Each leaf gets slots of its own; a ragged leaf gets them in every size class, and as many int32 scalars for its sizes.
-        Calls add up.
+        Each leaf gets slots of its own; a ragged leaf gets them in every size class, and as many int32 scalars for its
+        sizes. Calls add up.
 
         Args:
             example: A batch, or a pytree of `ArraySpec` or `jax.ShapeDtypeStruct`.
@@ -112,8 +114,8 @@ class BufferPool:
     def put(self, batch: Any, with_sizes: bool = False, *, cancel: CancelToken | None = None) -> Any:
         """Lands a batch in recycled slots; each slot goes back when its array object dies.
 
-        The caller's arrays are never aliased: he may overwrite them as soon as this returns. A second array object on the
-        same buffer, such as `jax.device_put(x, device)` makes, does not prolong the loan.
+        The caller's arrays are never aliased: he may overwrite them as soon as this returns. A second array object on
+        the same buffer, such as `jax.device_put(x, device)` makes, does not prolong the loan.
 
         Args:
             batch: A pytree of arrays: NumPy arrays of any layout, scalars, `jax.Array`.
@@ -121,8 +123,8 @@ class BufferPool:
             cancel: Lets another thread end a wait.
 
         Returns:
-            The same pytree of `jax.Array`, ragged axes padded to their size class; with `with_sizes` also the batch's tree
-            of valid extents, int32 device scalars, None where a leaf is not ragged.
+            The same pytree of `jax.Array`, ragged axes padded to their size class; with `with_sizes` also the batch's
+            tree of valid extents, int32 device scalars, None where a leaf is not ragged.
 
         Raises:
             PoolExhausted: As `on_exhausted` says; also a `TimeoutError` after a wait.
@@ -179,12 +181,12 @@ class BufferPool:
         return Lease.begin(self.arena, self.landing, size_class, fill)
 
     @contextlib.contextmanager
-    def steady(self) -> Iterator[None]:
+    def steady(self) -> Generator[None]:
         """A scope in which the pool may not allocate, copy or compile.
 
         Raises:
-            NotSteady: Naming the cause and the call site. Creation, spill, conversion and copy raise at once, in whichever
-                thread; compiles of this thread or of the pool raise at the end.
+            NotSteady: Naming the cause and the call site. Creation, spill, conversion and copy raise at once, in
+                whichever thread; compiles of this thread or of the pool raise at the end.
 
         Example:
             >>> import arenax, numpy as np
@@ -207,7 +209,9 @@ class BufferPool:
             self.arena.steady(-1)
         if here.count or self.compile_counter.count != before:
             names = [*here.names] or [*self.compile_counter.names]
-            raise unsteady(self.arena, "compile", f"{max(here.count, 1)} programs, the last of them {', '.join(names[-4:])}")
+            raise unsteady(
+                self.arena, "compile", f"{max(here.count, 1)} programs, the last of them {', '.join(names[-4:])}"
+            )
 
     def stats(self) -> Stats:
         """Returns a frozen snapshot of the pool's figures; ``str()`` of it is a table."""
@@ -222,7 +226,7 @@ class BufferPool:
         self.arena.check()
 
     def close(self) -> None:
-        """Frees every idle slot and refuses every waiter. Arrays on loan stay valid until they are dropped; idempotent."""
+        """Frees every idle slot and refuses every waiter; arrays on loan stay valid until dropped. Idempotent."""
         self.arena.close()
 
     def land(
@@ -298,5 +302,7 @@ def _landing(placement: Any, counter: CompileCounter) -> Landing:
     if not isinstance(placement, jax.Device):
         raise TypeError(f"placement must be None or one jax.Device, got {placement!r}")
     if placement.process_index != jax.process_index():
-        raise ValueError(f"placement {placement} belongs to process {placement.process_index}, this is {jax.process_index()}")
+        raise ValueError(
+            f"placement {placement} belongs to process {placement.process_index}, this is {jax.process_index()}"
+        )
     return HostWrite(placement, True, counter)

@@ -7,7 +7,7 @@ Such a program runs for real inside a trace and is unaffected by later changes o
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -21,8 +21,8 @@ Program = Callable[..., Any]
 def run(program: Program, *args: Any) -> Any:
     """Calls a compiled program, whatever debugging switches are on.
 
-    Reading the flags costs a fraction of a microsecond, entering the contexts ten, so they are entered only where a flag
-    is set.
+    Reading the flags costs a fraction of a microsecond, entering the contexts ten, so they are entered only where a
+    flag is set.
     """
     config: Any = jax.config
     if config.jax_disable_jit or config.jax_debug_nans or config.jax_debug_infs:
@@ -32,7 +32,7 @@ def run(program: Program, *args: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
+def _undisturbed() -> Generator[None]:
     # A program traced under debug_nans loses its donation, and one run under it checks the previous tenant's values.
     with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
         yield
@@ -51,9 +51,11 @@ class Programs:
     # writes `lease.update(lambda ...)` in a loop pays in compiles, which are counted, and not in memory for ever.
     MAX_CALLERS = 256
 
-    def __init__(self, device: jax.Device, committed: bool, counter: CompileCounter) -> None:
+    def __init__(self, device: Any, committed: bool, counter: CompileCounter) -> None:
         self._device = device
-        self._shardings = {"out_shardings": jax.sharding.SingleDeviceSharding(device)} if committed else {}
+        self._options: dict[str, Any] = (
+            {"out_shardings": jax.sharding.SingleDeviceSharding(device)} if committed else {}
+        )
         self._counter = counter
         self._lock = threading.RLock()
         self._own: dict[Hashable, Program] = {}
@@ -85,7 +87,7 @@ class Programs:
 
     def compile(self, function: Callable[..., Any], args: Sequence[Any], donate: Sequence[int]) -> Program:
         """Compiles `function` for the shapes and dtypes of `args`, donating those listed."""
-        jitted = jax.jit(function, donate_argnums=tuple(donate), keep_unused=True, **self._shardings)
+        jitted = jax.jit(function, donate_argnums=tuple(donate), keep_unused=True, **self._options)
         wide = any(np.dtype(getattr(a, "dtype", np.int32)).itemsize == 8 for a in args)
         with _undisturbed(), jax.default_device(self._device), self._counter.watch(), contextlib.ExitStack() as stack:
             if wide:  # A float64 slot outlives the x64 mode that it was made in.

@@ -1,4 +1,4 @@
-"""What the arena says when it refuses: each message names what was asked, what there is, and what to do."""
+"""What an arena says when it refuses: each message names what was asked, what there is, and what to do."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -11,72 +11,75 @@ from ._slot import Shelf
 from ._stats import human_bytes
 
 if TYPE_CHECKING:
-    from ._arena import Arena
+    from ._policy import Policy
 
 
-def closed(arena: "Arena") -> PoolClosed:
+def closed(policy: "Policy") -> PoolClosed:
     """The pool was closed."""
-    return PoolClosed(f"pool {arena.name!r} is closed", pool=arena.name)
+    return PoolClosed(f"pool {policy.name!r} is closed", pool=policy.name)
 
 
-def unsteady(arena: "Arena", cause: str, what: str) -> NotSteady:
+def unsteady(policy: "Policy", cause: str, what: str) -> NotSteady:
     """Something happened that `steady` forbids."""
     site = call_site()
-    message = f"pool {arena.name!r} is not steady: {cause} at {site}: {what}"
+    message = f"pool {policy.name!r} is not steady: {cause} at {site}: {what}"
     return NotSteady(message, cause=cause, call_site=site)
 
 
-def exhausted(arena: "Arena", shelves: Sequence[Shelf], why: str) -> PoolExhausted:
+def exhausted(policy: "Policy", shelves: Sequence[Shelf], why: str) -> PoolExhausted:
     """No slot is free and none may be made."""
-    return PoolExhausted(_shortage(arena, shelves, f": {why}" if why else ""), **_figures(arena, shelves))
+    return PoolExhausted(_shortage(policy, shelves, f": {why}" if why else ""), **_figures(policy, shelves))
 
 
-def timed_out(arena: "Arena", shelves: Sequence[Shelf]) -> WaitTimeout:
+def timed_out(policy: "Policy", shelves: Sequence[Shelf]) -> WaitTimeout:
     """No slot became free in time."""
-    message = _shortage(arena, shelves, f" after a wait of {arena.timeout} s")
-    return WaitTimeout(message, timeout_seconds=arena.timeout, **_figures(arena, shelves))
+    message = _shortage(policy, shelves, f" after a wait of {policy.timeout} s")
+    return WaitTimeout(message, timeout_seconds=policy.timeout, **_figures(policy, shelves))
 
 
-def over_budget(arena: "Arena", classes: Iterable[SizeClass], asked: int) -> BudgetExceeded:
+def over_budget(policy: "Policy", classes: Iterable[SizeClass], asked: int) -> BudgetExceeded:
     """A reserve does not fit the budget."""
-    reserved, budget = arena.tally.reserved_bytes, arena.budget or 0
+    reserved, budget = policy.tally.reserved_bytes, policy.budget or 0
     return BudgetExceeded(
-        f"pool {arena.name!r} cannot reserve {asked:,} bytes: {reserved:,} of its budget of {budget:,} bytes are "
-        f"reserved, {budget - reserved:,} are left. Reserve fewer slots, use fewer or smaller size classes, or raise the "
-        "budget",
+        f"pool {policy.name!r} cannot reserve {asked:,} bytes: {reserved:,} of its budget of {budget:,} bytes are "
+        f"reserved, {budget - reserved:,} are left. Reserve fewer slots, use fewer or smaller size classes, or raise "
+        "the budget",
         asked_bytes=asked,
         reserved_bytes=reserved,
-        **_figures(arena, [arena.shelves[c] for c in classes if c in arena.shelves]),
+        **_figures(policy, [policy.shelves[c] for c in classes if c in policy.shelves]),
     )
 
 
-def spill(arena: "Arena", shelves: Sequence[Shelf]) -> str:
+def spill(policy: "Policy", shelves: Sequence[Shelf]) -> str:
     """The one warning about arrays outside the pool."""
-    remedy = "raise the budget" if arena.mode == "grow" else "reserve more slots"
-    return _shortage(arena, shelves, "; a fresh array outside the pool serves it") + (
-        f". It is counted as a spill and freed when dropped; to avoid it, hold fewer batches or {remedy}. This warning comes once"
+    remedy = "raise the budget" if policy.mode == "grow" else "reserve more slots"
+    return _shortage(policy, shelves, "; a fresh array outside the pool serves it") + (
+        f". It is counted as a spill and freed when dropped; to avoid it, hold fewer batches or {remedy}. "
+        "This warning comes once"
     )
 
 
-def _shortage(arena: "Arena", shelves: Sequence[Shelf], why: str) -> str:
+def _shortage(policy: "Policy", shelves: Sequence[Shelf], why: str) -> str:
     lines = ", ".join(
         f"{count} x {shelf.size_class} ({shelf.tally.leased_count} of {len(shelf.slots)} slots leased)"
         for shelf, count in Counter(shelves).items()
     )
-    idle = human_bytes(arena.tally.idle_bytes)
-    remedy = "" if arena.mode in ("grow", "spill") else (
-        '. Drop arrays or release leases sooner, reserve more slots, or let the pool grow (on_exhausted="grow")'
+    idle = human_bytes(policy.tally.idle_bytes)
+    remedy = (
+        ""
+        if policy.mode in ("grow", "spill")
+        else ('. Drop arrays or release leases sooner, reserve more slots, or let the pool grow (on_exhausted="grow")')
     )
-    return f"pool {arena.name!r} has no free slot for {lines}{why}; {idle} lie idle in all classes{remedy}"
+    return f"pool {policy.name!r} has no free slot for {lines}{why}; {idle} lie idle in all classes{remedy}"
 
 
-def _figures(arena: "Arena", shelves: Sequence[Shelf]) -> dict[str, Any]:
+def _figures(policy: "Policy", shelves: Sequence[Shelf]) -> dict[str, Any]:
     kinds = dict.fromkeys(shelves)
     return {
-        "pool": arena.name,
+        "pool": policy.name,
         "asked": ", ".join(str(s.size_class) for s in shelves),
         "leased_count": sum(s.tally.leased_count for s in kinds),
         "slot_count": sum(len(s.slots) for s in kinds),
-        "idle_bytes": arena.tally.idle_bytes,
-        "budget_bytes": arena.budget,
+        "idle_bytes": policy.tally.idle_bytes,
+        "budget_bytes": policy.budget,
     }

@@ -3,7 +3,7 @@
 import math
 import operator
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import jax
@@ -99,24 +99,18 @@ class Ragged:
         >>> ragged = {"tokens": arenax.Ragged(1, arenax.SizeClasses.pow2(64, 1024)), "label": None}
     """
 
-    axis: int = attrs.field()
-    size_classes: SizeClasses = attrs.field()
-    pad_value: Any = attrs.field(default=0)
+    axis: int
+    size_classes: SizeClasses
+    pad_value: Any = 0
 
-    @axis.validator
-    def _check_axis(self, _: Any, value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"axis must be an integer, got {value!r}")
-
-    @size_classes.validator
-    def _check_size_classes(self, _: Any, value: Any) -> None:
-        if not isinstance(value, SizeClasses):
-            raise TypeError(f"size_classes must be a SizeClasses, got {type(value).__name__}")
-
-    @pad_value.validator
-    def _check_pad_value(self, _: Any, value: Any) -> None:
-        if np.ndim(value) != 0:
-            raise ValueError(f"pad_value must be a scalar, got shape {np.shape(value)}")
+    def __attrs_post_init__(self) -> None:
+        axis, classes = cast(Any, self.axis), cast(Any, self.size_classes)
+        if isinstance(axis, bool) or not isinstance(axis, int):
+            raise TypeError(f"axis must be an integer, got {axis!r}")
+        if not isinstance(classes, SizeClasses):
+            raise TypeError(f"size_classes must be a SizeClasses, got {type(classes).__name__}")
+        if np.ndim(self.pad_value) != 0:
+            raise ValueError(f"pad_value must be a scalar, got shape {np.shape(self.pad_value)}")
 
     def axis_of(self, rank: int, leaf: str) -> int:
         """Returns the axis, counted from the front, for a leaf of `rank`."""
@@ -141,21 +135,20 @@ class Ragged:
                 leaf=leaf,
             ) from None
 
-    def pad(self, dtype: np.dtype[Any], leaf: str) -> np.generic:
-        """Returns the pad value as a scalar of `dtype`, or raises where it does not fit."""
+    def pad(self, dtype: np.dtype[Any], leaf: str) -> Any:
+        """Returns the pad value as a scalar of `dtype`, or raises where it does not fit.
+
+        An inexact dtype takes any number, rounded; any other must hold the very value: -1 does not fit uint8.
+        """
         try:
             value = np.asarray(self.pad_value)
-            scalar = value.astype(dtype)[()]
-            # Whatever the dtype, a pad value must survive the trip: -1 in a uint8, or 0.5 in an int32, would not.
             with np.errstate(all="ignore"):
-                same = np.asarray(scalar).astype(np.complex128) == value.astype(np.complex128)
-            exact = bool(same) or bool(value != value) or jax.dtypes.issubdtype(dtype, np.inexact)
+                scalar = value.astype(dtype)
+            if jax.dtypes.issubdtype(dtype, np.inexact) or bool(scalar.astype(value.dtype) == value):
+                return scalar[()]
         except (TypeError, ValueError, OverflowError):
-            exact = False
-            scalar = np.zeros((), dtype)[()]
-        if not exact or (value != value and not jax.dtypes.issubdtype(dtype, np.inexact)):
-            raise ValueError(f"pad_value {self.pad_value!r} does not fit the dtype {dtype.name} of leaf {leaf}")
-        return scalar
+            pass
+        raise ValueError(f"pad_value {self.pad_value!r} does not fit the dtype {dtype.name} of leaf {leaf}")
 
 
 def _spec_shape(shape: Any) -> tuple[int | SizeClasses, ...]:

@@ -28,17 +28,15 @@ class Loan(weakref.ref[Any]):
     token: object
     since: float
 
-    def __new__(cls, holder: object, put: Callable[["Loan"], None], token: object = None) -> "Loan":
+    def __init__(self, holder: object, put: Callable[["Loan"], None], token: object = None) -> None:
         """Begins a loan of no slots yet to `holder`."""
-        self = super().__new__(cls, holder, put)
+        super().__init__(holder, put)  # pyright: ignore[reportCallIssue]
         self.slots = []
         self.token = token
         self.since = time.monotonic()
-        return self
 
-    # weakref.ref's own __init__ takes two arguments.
-    def __init__(self, holder: object, put: Callable[["Loan"], None], token: object = None) -> None:
-        super().__init__(holder, put)
+    def __new__(cls, holder: object, put: Callable[["Loan"], None], token: object = None) -> "Loan":  # noqa: ARG004
+        return super().__new__(cls, holder, put)
 
 
 @attrs.define(eq=False)

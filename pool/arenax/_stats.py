@@ -211,15 +211,21 @@ class Stats:
                 ("wait", "waits"),
             )
         )
-        rows = [("size class", "slots", "leased", "peak", "reserved", "requested", "hits", "created", "spilled")]
+        rows: list[tuple[str, ...]] = [
+            ("size class", "slots", "leased", "peak", "reserved", "requested", "hits", "created", "spilled")
+        ]
         parts = [(str(c), s) for c, s in self.by_class.items()]
         for name, s in [*parts, ("all", self)]:
             counts = (s.slot_count, s.leased_count, s.peak_leased_count)
             sizes = (human_bytes(s.reserved_bytes), human_bytes(s.requested_bytes))
             rows.append((name, *map(str, counts), *sizes, str(s.hit_count), str(s.creation_count), str(s.spill_count)))
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        table = ["  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths)))
-                 for row in rows]
+        table = [
+            "  ".join(
+                cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in rows
+        ]
         return "\n".join([*table, events, f"{budget}; padding {self.internal_waste:.1%} of what is leased"])
 
 

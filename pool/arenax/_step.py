@@ -65,8 +65,8 @@ class Step:
             with_sizes: Whether to return ``(batch, sizes)``.
 
         Returns:
-            The same pytree of `jax.Array`, ragged axes padded to their size class; with `with_sizes` also the batch's tree
-            of valid extents, int32 device scalars, None where a leaf is not ragged.
+            The same pytree of `jax.Array`, ragged axes padded to their size class; with `with_sizes` also the batch's
+            tree of valid extents, int32 device scalars, None where a leaf is not ragged.
 
         Raises:
             RuntimeError: Outside of the step.
@@ -100,7 +100,7 @@ class Step:
         """Evenly spaced values, as `jax.numpy.arange`."""
         return self.array(np.arange(start, stop, step) if stop is not None else np.arange(0, start, step), dtype)
 
-    def eye(self, N: int, M: int | None = None, k: int = 0, dtype: Any = None) -> jax.Array:  # noqa: N803
+    def eye(self, N: int, M: int | None = None, k: int = 0, dtype: Any = None) -> jax.Array:
         """A matrix with ones on a diagonal, as `jax.numpy.eye`."""
         return self.array(np.eye(N, M, k), dtype)
 
@@ -141,8 +141,8 @@ class Step:
                 if slot.array is array:
                     return slot
         raise ValueError(
-            f"keep takes arrays that this step drew, got {type(array).__name__}; results of a jitted function are no slots "
-            "and need not be kept"
+            f"keep takes arrays that this step drew, got {type(array).__name__}; results of a jitted function are no "
+            "slots and need not be kept"
         )
 
     def _put(self, planner: Planner, batch: Any, with_sizes: bool) -> Any:
@@ -173,7 +173,9 @@ class Step:
 
     def _open(self, what: str) -> None:
         if self._state != "open":
-            raise RuntimeError(f"{what} was called on a step that is {self._state}: use it inside `with pool.step() as step`")
+            raise RuntimeError(
+                f"{what} was called on a step that is {self._state}: use it inside `with pool.step() as step`"
+            )
 
 
 def _exact(shape: Any, dtype: Any) -> SizeClass:

@@ -14,8 +14,8 @@ class CancelToken:
     """Marks the batches of one consumer, and lets another thread end a wait for the next one.
 
     A loader that lands ahead passes one token to each `BufferPool.put`. Where its consumer is blocked on the next batch
-    (`starve`) and itself holds every slot that the waiting `put` needs, nobody could ever return one: the wait ends with
-    `PoolExhausted` rather than never.
+    (`starve`) and itself holds every slot that the waiting `put` needs, nobody could ever return one: the wait ends
+    with `PoolExhausted` rather than never.
 
     Example:
         >>> import arenax, numpy as np

@@ -41,7 +41,7 @@ class Export:
 
 
 class FakeArray:
-    """What a `FakeDevice` lends in place of a `jax.Array`: shape, dtype, identity, deletion and donation, no computation.
+    """What a `FakeDevice` lends in place of a `jax.Array`: identity, deletion and donation, but no computation.
 
     Attributes:
         shape: Its shape.
@@ -69,8 +69,13 @@ class FakeArray:
         """The fake address."""
         return self._buffer.address
 
+    def another(self) -> "FakeArray":
+        """Returns another array object on the same buffer, as `jax.Array.addressable_data` does."""
+        self._alive()
+        return FakeArray(self._buffer, SizeClass(self.shape, self.dtype))
+
     def donate(self) -> None:
-        """Does what passing it to a jitted function with ``donate_argnums`` does: deletes every handle on the buffer."""
+        """Deletes every handle on the buffer, as passing it to a jitted function with ``donate_argnums`` does."""
         self._alive()
         self._buffer.generation = -1
 
@@ -128,7 +133,9 @@ class FakeDevice(Landing):
         nbytes = size_class.nbytes
         with self._lock:
             if self.bytes_limit is not None and self.bytes_in_use + nbytes > self.bytes_limit:
-                raise RuntimeError(f"RESOURCE_EXHAUSTED: out of memory while trying to allocate {nbytes} bytes on {self.name}")
+                raise RuntimeError(
+                    f"RESOURCE_EXHAUSTED: out of memory while trying to allocate {nbytes} bytes on {self.name}"
+                )
             self.create_count += 1
             self.bytes_in_use += nbytes
         buffer = _Buffer(next(_addresses), _zeros(size_class))
@@ -154,7 +161,8 @@ class FakeDevice(Landing):
         self.land((slot.size_class,), (slot,), (np.asarray(value),), rag)
 
     def lend(self, slot: Slot) -> Any:
-        lent, slot.array = slot.array, FakeArray(slot.array._buffer, slot.size_class)
+        lent: FakeArray = slot.array
+        slot.array = lent.another()
         return lent
 
     def fill(self, slot: Slot, value: Any) -> None:
@@ -190,7 +198,7 @@ class FakeDevice(Landing):
         """A new array object on the same buffer, the old ones deleted; on a new buffer where a view is alive."""
         old: FakeArray = slot.array
         old.block_until_ready()
-        buffer = old._buffer
+        buffer = old._buffer  # pyright: ignore[reportPrivateUsage]
         if buffer.exports:
             values = buffer.values
             self.create(slot)

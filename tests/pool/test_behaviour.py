@@ -483,7 +483,12 @@ def test_close_lets_go_of_idle_slots_and_leaves_loans_alone(make_pool: MakePool)
     lease.write(np.ones((1, 1)))
     lease.release()
     step.__exit__(None, None, None)
-    for use in (lambda: pool.put(X), lambda: pool.lease((3,)), lambda: pool.reserve(X), lambda: pool.step().__enter__().put(X)):
+    for use in (
+        lambda: pool.put(X),
+        lambda: pool.lease((3,)),
+        lambda: pool.reserve(X),
+        lambda: pool.step().__enter__().put(X),
+    ):
         with pytest.raises(arenax.PoolClosed, match="closed"):
             use()
     pool.check()
@@ -609,7 +614,9 @@ def test_repr_and_table_tell_what_it_holds(make_pool: MakePool) -> None:
         ({"name": 3}, TypeError, "name"),
     ],
 )
-def test_bad_options_are_refused(make_pool: MakePool, options: dict[str, object], error: type[Exception], says: str) -> None:
+def test_bad_options_are_refused(
+    make_pool: MakePool, options: dict[str, object], error: type[Exception], says: str
+) -> None:
     with pytest.raises(error, match=says):
         make_pool(**options)
 

@@ -1,0 +1,240 @@
+"""The policy of an arena: who gets which slot, what is made, converted, spilled or waited for. No lock and no device.
+
+Every method runs under the arena's lock, is short, calls no user code, and leaves what takes time to its caller.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from queue import Empty, SimpleQueue
+
+from . import _refusals as refusals
+from ._request import SizeClass
+from ._slot import Loan, Shelf, Slot
+from ._stats import Tally
+from ._waiters import CancelToken, Waiter
+
+
+class Policy:
+    """Slots of one device, their free lists, budget and waiters, as plain data with the rules that change it.
+
+    Invariants, verified by `_verify.verify`: every slot of a shelf is free or has a loan; the tallies are the sums over
+    the slots; reserved bytes never pass the budget; nobody waits for what is free.
+    """
+
+    def __init__(self, name: str, mode: str, budget: int | None, timeout: float | None) -> None:
+        self.name = name
+        self.mode = mode
+        self.budget = budget
+        self.timeout = timeout
+        self.tally = Tally()
+        self.shelves: dict[SizeClass, Shelf] = {}
+        self.steady_depth = 0
+        self.closed = False
+        self._returned: SimpleQueue[Loan | None] = SimpleQueue()
+        self._line: deque[Waiter] = deque()
+        self._clock = 0.0
+
+    def _shelf(self, size_class: SizeClass) -> Shelf:
+        shelf = self.shelves.get(size_class)
+        if shelf is None:
+            shelf = self.shelves[size_class] = Shelf(size_class)
+        return shelf
+
+    def _pick(self, shelves: Sequence[Shelf]) -> list[Slot]:
+        """Takes a free slot of each shelf, or none at all."""
+        picked: list[Slot] = []
+        for shelf in shelves:
+            if not shelf.free:
+                for slot in reversed(picked):
+                    slot.shelf.free.append(slot)
+                return []
+            picked.append(shelf.free.pop())
+        return picked
+
+    def _lend(self, slots: list[Slot], requested: Sequence[int], loan: Loan) -> None:
+        loan.slots.extend(slots)
+        for slot, nbytes in zip(slots, requested, strict=True):
+            slot.loan, slot.leased, slot.requested = loan, True, nbytes
+            slot.shelf.tally.lend(slot.shelf.nbytes, nbytes)
+            self.tally.lend(slot.shelf.nbytes, nbytes)
+
+    def _end(self, loan: Loan) -> None:
+        """Frees what is still on this very loan; any other tenant's slot is left alone."""
+        for slot in loan.slots:
+            if slot.loan is not loan:
+                continue
+            shelf, slot.loan = slot.shelf, None
+            if slot.spilled:
+                continue
+            if slot.leased:
+                slot.leased = False
+                shelf.tally.give_back(shelf.nbytes, slot.requested)
+                self.tally.give_back(shelf.nbytes, slot.requested)
+            if slot.array is None:
+                self._remove(slot)
+                continue
+            slot.priority = self._clock + 1 / max(shelf.nbytes, 1)
+            shelf.free.append(slot)
+            shelf.tally.note_idle()
+        self.tally.note_idle()
+
+    def _remove(self, slot: Slot) -> None:
+        slot.shelf.slots.discard(slot)
+        slot.shelf.tally.remove_slot(slot.shelf.nbytes)
+        self.tally.remove_slot(slot.shelf.nbytes)
+
+    def _new_slot(self, shelf: Shelf, loan: Loan) -> Slot:
+        """An empty slot, on loan from the start, its bytes taken from the budget."""
+        slot = Slot(shelf, loan=loan)
+        shelf.slots.add(slot)
+        for tally in (shelf.tally, self.tally):
+            tally.add_slot(shelf.nbytes)
+        return slot
+
+    def _settle(self) -> None:
+        """Drains the returns, then serves in order each waiter for whose classes nobody waits before it."""
+        returned = self._returned
+        while not returned.empty():
+            try:
+                loan = returned.get_nowait()
+            except Empty:  # The waiter on duty took it.
+                break
+            if loan is not None:
+                self._end(loan)
+        blocked: set[Shelf] = set()
+        for waiter in self._line:
+            if waiter.settled or waiter.loan() is None:
+                continue
+            slots = [] if blocked & waiter.need.keys() else self._pick(waiter.shelves)
+            if waiter.token is not None and waiter.token.cancelled and not slots:
+                waiter.refuse(refusals.exhausted(self, waiter.shelves, "the wait was cancelled"))
+            elif slots:
+                self._lend(slots, waiter.requested, waiter.loan)
+                waiter.grant(slots)
+            elif waiter.is_hopeless():
+                waiter.refuse(refusals.exhausted(self, waiter.shelves, "whoever waits for them holds them all"))
+            else:
+                blocked |= waiter.need.keys()
+        if self._line and self._line[0].settled:
+            returned.put(None)  # The waiter on duty listens here, not to its own signal.
+
+    def _sweep(self, shelves: Iterable[Shelf]) -> None:
+        """Ends the loans whose holders died without a word: an interrupt can swallow an item of the queue."""
+        for shelf in shelves:
+            shelf.misses, shelf.sweep_after = 0, len(shelf.slots)
+            for loan in {id(s.loan): s.loan for s in shelf.slots if s.loan is not None and s.loan() is None}.values():
+                self._end(loan)
+
+    def _decide(
+        self, shelves: Sequence[Shelf], requested: Sequence[int], loan: Loan, cancel: CancelToken | None
+    ) -> Waiter | tuple[list[Slot], list[Slot]]:
+        """Some slot is not free: returns slots (some still empty) and slots to drop, or a waiter, or raises."""
+        need = Counter(shelves)
+        for shelf in need:
+            shelf.misses += 1
+        # A sweep costs as much as there are slots, so it comes once in as many misses, or before giving up.
+        self._sweep(s for s in need if s.misses > s.sweep_after or self.mode in ("wait", "raise"))
+        if self.mode in ("wait", "raise"):
+            return self._wait_or_raise(shelves, requested, loan, cancel, need)
+        short = any(count > len(shelf.free) for shelf, count in need.items())
+        if self.steady_depth and short:
+            raise refusals.unsteady(self, *self._cause(need))
+        slots: list[Slot] = []
+        doomed: list[Slot] = []
+        hits: list[Shelf] = []
+        # Hits first: what this very batch needs must not be given up for its own next leaf.
+        found = [self._take_free(shelf) for shelf in shelves]
+        for shelf, slot in zip(shelves, found, strict=True):
+            if slot is not None:
+                hits.append(shelf)
+            else:
+                slot = self._grow(shelf, loan, doomed)
+            slots.append(slot)
+        for shelf in hits:
+            self._count(shelf, "hit_count")
+        pooled = [(s, r) for s, r in zip(slots, requested, strict=True) if not s.spilled]
+        self._lend([s for s, _ in pooled], [r for _, r in pooled], loan)
+        loan.slots.extend(s for s in slots if s.spilled)
+        return slots, doomed
+
+    def _take_free(self, shelf: Shelf) -> Slot | None:
+        return shelf.free.pop() if shelf.free else None
+
+    def _grow(self, shelf: Shelf, loan: Loan, doomed: list[Slot]) -> Slot:
+        """A new slot within the budget, by conversion where need be, or else a spilled one."""
+        if self.mode == "grow" and self._give_up(shelf.nbytes, doomed, shelf):
+            return self._new_slot(shelf, loan)
+        self._count(shelf, "spill_count")
+        return Slot(shelf, loan=loan, spilled=True)
+
+    def _give_up(self, nbytes: int, doomed: list[Slot], wanted_by: Shelf) -> bool:
+        """Brings `nbytes` under the budget, giving up idle slots if they suffice; GreedyDual-Size chooses which.
+
+        The least priority goes first and raises the clock (Cao and Irani, "Cost-Aware WWW Proxy Caching Algorithms",
+        1997, with cost 1). A shelf's oldest return, on its left, has the least priority of the shelf.
+        """
+        if self.budget is None:
+            return True
+        excess = self.tally.reserved_bytes + nbytes - self.budget
+        if excess > sum(len(s.free) * s.nbytes for s in self.shelves.values()):
+            return False
+        if excess > 0:
+            self._count(wanted_by, "conversion_count")
+        while excess > 0:
+            shelf = min((s for s in self.shelves.values() if s.free and s.nbytes), key=lambda s: s.free[0].priority)
+            slot = shelf.free.popleft()
+            self._clock = slot.priority
+            self._remove(slot)
+            doomed.append(slot)
+            excess -= shelf.nbytes
+        return True
+
+    def _wait_or_raise(
+        self,
+        shelves: Sequence[Shelf],
+        requested: Sequence[int],
+        loan: Loan,
+        cancel: CancelToken | None,
+        need: Counter[Shelf],
+    ) -> Waiter | tuple[list[Slot], list[Slot]]:
+        barred = any(not w.settled and w.need.keys() & need.keys() for w in self._line)
+        slots = [] if barred else self._pick(shelves)
+        if slots:
+            self._lend(slots, requested, loan)
+            for shelf in shelves:
+                self._count(shelf, "hit_count")
+            return slots, []
+        if self.mode == "raise":
+            raise refusals.exhausted(self, shelves, "")
+        if any(count > len(shelf.slots) for shelf, count in need.items()):
+            raise refusals.exhausted(
+                self, shelves, "no wait could end, since the pool has too few slots of that class in all"
+            )
+        waiter = Waiter(shelves, requested, loan, cancel)
+        for shelf in need:
+            shelf.tally.wait_count += 1
+        self.tally.wait_count += 1
+        self._line.append(waiter)
+        self._settle()
+        return waiter
+
+    def _cause(self, need: Counter[Shelf]) -> tuple[str, str]:
+        """What a shortage would lead to, for `NotSteady`."""
+        short = {shelf: count - len(shelf.free) for shelf, count in need.items() if count > len(shelf.free)}
+        what = ", ".join(f"{count} more {shelf.size_class}" for shelf, count in short.items())
+        if self.mode == "spill":
+            return "spill", what
+        asked = sum(shelf.nbytes * count for shelf, count in short.items())
+        if self.budget is None or self.tally.reserved_bytes + asked <= self.budget:
+            return "creation", what
+        idle = sum(max(len(s.free) - need[s], 0) * s.nbytes for s in self.shelves.values())
+        fits = self.tally.reserved_bytes + asked - idle <= self.budget
+        return ("conversion" if fits else "spill"), what
+
+    def _count(self, shelf: Shelf, counter: str) -> None:
+        for tally in (shelf.tally, self.tally):
+            setattr(tally, counter, getattr(tally, counter) + 1)
+
+    def _forget(self, tally: Tally) -> None:
+        for gauge in ("slot_count", "leased_count", "reserved_bytes", "leased_bytes", "requested_bytes"):
+            setattr(tally, gauge, 0)
