@@ -53,6 +53,10 @@ class Arena(Policy):
         """Ends a loan. Takes no lock and may be called twice, late, and in a finalizer."""
         self._returned.put(loan)
 
+    def _wake(self) -> None:
+        """Has the waiter on duty look at the line again; takes no lock, as a finalizer may call it."""
+        self._returned.put(None)
+
     def checkout(
         self, shelves: Sequence[Shelf], requested: Sequence[int], loan: Loan, cancel: CancelToken | None = None
     ) -> list[Slot]:
@@ -69,7 +73,7 @@ class Arena(Policy):
         if not shelves:
             return []
         if cancel is not None:
-            cancel.bind(self.settle)
+            cancel.bind(self._wake)
         # Critical section.
         with self._lock:
             if self.closed:

@@ -108,7 +108,11 @@ def take(*slots: jax.Array) -> tuple[jax.Array, ...]:
 
 
 class DonatedLanding(Landing):
-    """All that is done by donated programs, the same on every device; host values are left to the subclasses."""
+    """Everything by donated programs, the same on every device.
+
+    A host value is padded to its class on the host, transferred, and placed: the portable path, which allocates the
+    transfer's buffer each time and compiles once a class.
+    """
 
     def __init__(self, device: Any, committed: bool, counter: CompileCounter) -> None:
         self.device = device
@@ -127,6 +131,15 @@ class DonatedLanding(Landing):
         array = run(self._programs.own(("create", size_class), arenax_create, (), ()))
         slot.contents = (0, 0, np.zeros((), size_class.dtype).tobytes())
         self._adopt(slot, array)
+
+    def prepare(self, classes: Sequence[SizeClass]) -> Any:
+        for size_class in classes:
+            self._overwrite(size_class)
+        return tuple(classes)
+
+    def land(self, prepared: Any, slots: Sequence[Slot], values: Sequence[Any], rag: Rag | None) -> None:  # noqa: ARG002
+        for slot, value in zip(slots, values, strict=True):
+            self._transfer(slot, value, rag)
 
     def lend(self, slot: Slot) -> Any:
         # A second handle on the same buffer: a weak reference to the first then tells when the borrower dropped it.
@@ -216,6 +229,26 @@ class DonatedLanding(Landing):
         if any(isinstance(x, np.ndarray) for x in leaves):
             slot.array.block_until_ready()
 
+    def _overwrite(self, size_class: SizeClass) -> Program:
+        def arenax_overwrite(slot: jax.Array, value: jax.Array) -> jax.Array:  # noqa: ARG001
+            return value
+
+        args = (struct(size_class), struct(size_class))
+        return self._programs.own(("overwrite", size_class), arenax_overwrite, args, (0,))
+
+    def _transfer(self, slot: Slot, value: Any, rag: Rag | None) -> None:
+        _refuse_deleted(slot.array)
+        size_class = slot.size_class
+        # A copy in any case: device_put may alias it, and the caller may overwrite his own when we return.
+        if rag is None:
+            host = np.array(value, size_class.dtype)
+        else:
+            host = np.full(size_class.shape, rag.pad)
+            np.copyto(host[(*(slice(None),) * rag.axis, slice(rag.size))], value, casting="same_kind")
+        slot.contents = None
+        self._replace(slot, run(self._overwrite(size_class), slot.array, jax.device_put(host, self.device)))
+        slot.contents = None if rag is None else (rag.axis, rag.size, rag.pad.tobytes())
+
     def _source(self, slot: Slot, value: Any) -> Any:
         """A `jax.Array` brought to the slot's device, apart from the slot's own buffer; anything else as it is."""
         if not isinstance(value, jax.Array):
@@ -258,23 +291,23 @@ class HostWrite(DonatedLanding):
     def prepare(self, classes: Sequence[SizeClass]) -> Program:
         return self._programs.own(("take", *classes), take, [struct(c) for c in classes], range(len(classes)))
 
-    def land(self, prepared: Any, slots: Sequence[Slot], values: Sequence[Any], rag: Rag | None) -> None:
+    def land(self, prepared: Program, slots: Sequence[Slot], values: Sequence[Any], rag: Rag | None) -> None:
         olds = [slot.array for slot in slots]
         for old in olds:
-            if old.is_deleted():  # By a borrower who donated it: XLA would refuse it as well, with lines in the log.
-                raise RuntimeError("the slot's array was donated away")
-        arrays = run(prepared, *olds)
-        for slot, array in zip(slots, arrays, strict=True):
+            _refuse_deleted(old)
+        for slot, array in zip(slots, run(prepared, *olds), strict=True):
             self._replace(slot, array)
         for slot, value in zip(slots, values, strict=True):
             slot.array.block_until_ready()  # Exclusive from here on: every earlier reader has finished.
-            self._copy(slot, value, rag)
+            if slot.size_class.dtype.name in SUB_BYTE:
+                # Such an array may be smaller than its nbytes says (32 bytes for int4[64] on jax 0.12): XLA's to write.
+                self._transfer(slot, value, rag)
+            else:
+                self._copy(slot, value, rag)
 
     def _copy(self, slot: Slot, value: Any, rag: Rag | None) -> None:
         view = slot.view
         if view is None:
-            if slot.size_class.dtype.name in SUB_BYTE:
-                return self._copy_sub_byte(slot, value, rag)
             view = slot.view = memory_of(slot)
         contents, slot.contents = slot.contents, None
         if rag is None:
@@ -290,19 +323,24 @@ class HostWrite(DonatedLanding):
             view[(*before, slice(size, end))] = rag.pad
         slot.contents = (axis, size, pad)
 
-    def _copy_sub_byte(self, slot: Slot, value: Any, rag: Rag | None) -> None:
-        # Such an array may be smaller than its nbytes says, so its memory is left to XLA. The source is copied first:
-        # device_put may alias it, and the caller may overwrite it when we return.
-        source = jax.device_put(np.array(value, slot.size_class.dtype), self.device)
-        self.land_array(slot, source, rag)
-        slot.array.block_until_ready()
 
-
-SUB_BYTE = frozenset({"int2", "int4", "uint2", "uint4", "int1", "uint1", "float4_e2m1fn"})
+SUB_BYTE = frozenset({"int1", "uint1", "int2", "uint2", "int4", "uint4", "float4_e2m1fn"})
 
 
 def memory_of(slot: Slot) -> np.ndarray[Any, Any]:
-    """A writable NumPy view of a slot's memory, for a device whose memory is the host's and a dtype of whole bytes."""
+    """A writable NumPy view of a slot's memory, where that is the host's and the dtype is of whole bytes."""
     size_class = slot.size_class
     raw = (ctypes.c_char * size_class.nbytes).from_address(slot.address)
     return np.ndarray(size_class.shape, size_class.dtype, buffer=cast(Any, raw))
+
+
+def landing_on(device: Any, committed: bool, counter: CompileCounter) -> Landing:
+    """The landing for a device: straight into memory on CPU, by a transfer elsewhere."""
+    kind = HostWrite if device.platform == "cpu" else DonatedLanding
+    return kind(device, committed, counter)
+
+
+def _refuse_deleted(array: Any) -> None:
+    # By a borrower who donated it. XLA would refuse it too, with a line in the log each time.
+    if array.is_deleted():
+        raise RuntimeError("the slot's array was donated away")

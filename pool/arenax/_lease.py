@@ -250,7 +250,7 @@ class Lease:
         self._arena.wrote((self._slot,), (value.size * self.dtype.itemsize,))
 
     def _run(self, operation: Callable[[], None]) -> None:
-        """Runs one operation; where it lost the slot's buffer, one of zeros takes its place before the error goes on."""
+        """Runs one operation; a slot that lost its buffer to it gets one of zeros before the error goes on."""
         try:
             operation()
         except NotSteady:

@@ -12,7 +12,7 @@ from ._arena import MODES, Arena
 from ._batch import BatchPlan, Planner, count_classes
 from ._budget import budget_bytes
 from ._compiles import CompileCounter
-from ._landing import HostWrite, Landing
+from ._landing import Landing, landing_on
 from ._lease import Lease
 from ._refusals import unsteady
 from ._request import SizeClass, canonical_dtype, exact_shape
@@ -148,6 +148,7 @@ class BufferPool:
         except BaseException:
             self.arena.give_back(loan)
             raise
+        del loan  # It has nothing left; were it to outlive its holder, it would be queued as a return.
         return (plan.batch_of(arrays), plan.sizes_of(arrays)) if with_sizes else plan.batch_of(arrays)
 
     def step(self) -> Step:
@@ -296,7 +297,7 @@ def _landing(placement: Any, counter: CompileCounter) -> Landing:
     if placement is None:
         # The default device as JAX itself resolves it, also inside `with jax.default_device(...)`.
         (device,) = jax.device_put(np.int32(0)).devices()
-        return HostWrite(device, False, counter)
+        return landing_on(device, False, counter)
     if isinstance(placement, jax.sharding.SingleDeviceSharding):
         (placement,) = placement.device_set
     if not isinstance(placement, jax.Device):
@@ -305,4 +306,4 @@ def _landing(placement: Any, counter: CompileCounter) -> Landing:
         raise ValueError(
             f"placement {placement} belongs to process {placement.process_index}, this is {jax.process_index()}"
         )
-    return HostWrite(placement, True, counter)
+    return landing_on(placement, True, counter)

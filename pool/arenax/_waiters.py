@@ -38,7 +38,7 @@ class CancelToken:
         self._changed: Callable[[], None] | None = None
 
     def cancel(self) -> None:
-        """Ends the wait that uses this token, now or as soon as one begins."""
+        """Ends the wait that uses this token, now or as soon as one begins. Takes no lock: a finalizer may call it."""
         self.cancelled = True
         self._tell()
 

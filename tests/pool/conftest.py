@@ -1,4 +1,4 @@
-"""One behaviour suite for both devices: `make_pool` makes pools on a fake device and on the real one."""
+"""One behaviour suite for every landing: `make_pool` makes pools on a fake device and on the real one."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import arenax
+from arenax._compiles import CompileCounter
+from arenax._landing import DonatedLanding
 from arenax.testing import FakeArray, FakeDevice
 
 MakePool = Callable[..., arenax.BufferPool]
@@ -31,7 +33,14 @@ def address(array: Any) -> int:
     return array.unsafe_buffer_pointer()
 
 
-@pytest.fixture(params=["fake", "cpu"])
+def placement(kind: str) -> Any:
+    """A fake device, the real one, or the real one with the landing that other platforms have."""
+    if kind == "transfer":
+        return DonatedLanding(jax.devices()[0], False, CompileCounter())
+    return FakeDevice() if kind == "fake" else None
+
+
+@pytest.fixture(params=["fake", "cpu", "transfer"])
 def device_kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -41,7 +50,7 @@ def make_pool(device_kind: str) -> Iterator[MakePool]:
     pools: list[arenax.BufferPool] = []
 
     def make(**options: Any) -> arenax.BufferPool:
-        pool = arenax.BufferPool(FakeDevice() if device_kind == "fake" else None, **options)
+        pool = arenax.BufferPool(placement(device_kind), **options)
         pools.append(pool)
         return pool
 

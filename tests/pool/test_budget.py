@@ -51,7 +51,24 @@ def test_another_kind_is_a_type_error(bad: object) -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [0, -1, 0.0, -0.5, 1.5, float("nan"), float("inf"), "", "2", "GiB", "2 XiB", "-2GiB", "0.5B", "0 GiB", "2GiB!", "1e3B"],
+    [
+        0,
+        -1,
+        0.0,
+        -0.5,
+        1.5,
+        float("nan"),
+        float("inf"),
+        "",
+        "2",
+        "GiB",
+        "2 XiB",
+        "-2GiB",
+        "0.5B",
+        "0 GiB",
+        "2GiB!",
+        "1e3B",
+    ],
 )
 def test_a_value_out_of_range_is_a_value_error(bad: object) -> None:
     with pytest.raises(ValueError, match="budget"):

@@ -127,8 +127,15 @@ def test_the_messages_say_what_was_asked_what_there_is_and_what_to_do() -> None:
     said = {type(e): str(e) for e in raised_in_earnest()}
     for kind, *words in [
         (arenax.PoolExhausted, "'p'", "float32[4]", "0 of 0 slots leased", "reserve more slots"),
-        (_errors.WaitTimeout, "'p'", "float32[4]", "1 of 1 slots leased", "after a wait of 0 s", "release leases sooner"),
-        (_errors.BudgetExceeded, "'p'", "48 bytes", "budget of 32 bytes", "raise the budget"),
+        (
+            _errors.WaitTimeout,
+            "'p'",
+            "float32[4]",
+            "1 of 1 slots leased",
+            "after a wait of 0 s",
+            "release leases sooner",
+        ),
+        (_errors.BudgetExceeded, "'p'", "60 bytes", "budget of 32 bytes", "raise the budget"),
         (arenax.LeaseReleased, "float32[4]", "check out a new one"),
         (arenax.NoSizeClass, "size 5", "4", "declare a larger maximum"),
         (arenax.OutOfBounds, "(4,)", "(1,)", "float32[4]"),

@@ -1,7 +1,7 @@
 """What the pool takes for granted of JAX's donation, without the pool: it is the in-place write, and it fails silently.
 
 Each test is one fact, and needs jax and numpy only. A red one means that this JAX behaves in another way than the pool
-was built for. Addresses and counts, never seconds. Facts of memory, hosts and lifetimes: `test_facts_of_memory.py`.
+was built for. Addresses and counts, never seconds. See also `test_facts_of_memory.py`, `test_facts_of_programs.py`.
 """
 
 import ctypes
@@ -19,13 +19,22 @@ pytestmark = pytest.mark.filterwarnings("ignore:Some donated buffers were not us
 cpu_only = pytest.mark.skipif("jax.default_backend() != 'cpu'", reason="measured on the CPU backend only")
 
 N = 1024
+DTYPES = (
+    *("bool", "int4", "uint4", "int8", "uint8", "int16", "uint16", "int32", "uint32"),
+    *("float8_e4m3fn", "float8_e5m2", "bfloat16", "float16", "float32", "complex64"),
+)
 SPEC = jax.ShapeDtypeStruct((N,), jnp.float32)
 START = jax.ShapeDtypeStruct((), jnp.int32)
 
 
+@functools.cache
+def zeros_program(shape, dtype, sharding):
+    return jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=sharding)
+
+
 def zeros(shape=(N,), dtype=jnp.float32, sharding=None):
     """A buffer that XLA owns."""
-    return jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=sharding)()
+    return zeros_program(shape, dtype, sharding)()
 
 
 def addresses(x):
@@ -77,11 +86,7 @@ def sharded():
 
 
 # --------------------------------------------------------------------------------------- donation is the in-place write
-@pytest.mark.parametrize(
-    "dtype",
-    ["bool", "int4", "uint4", "int8", "uint8", "int16", "uint16", "int32", "uint32"]
-    + ["float8_e4m3fn", "float8_e5m2", "bfloat16", "float16", "float32", "complex64"],
-)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_donated_write_with_traced_start_keeps_the_address(dtype):
     """Whatever the dtype; the rest of the slot keeps its values."""
     x, update = zeros((64,), dtype), jax.jit(lambda: jnp.ones(8, dtype))()
@@ -301,85 +306,12 @@ def test_jitted_program_in_a_trace_does_not_donate():
     assert not x.is_deleted()
 
 
-@pytest.mark.parametrize(
-    "trace",
-    [
-        lambda f: jax.jit(f)(jnp.float32(1)),
-        lambda f: jax.vmap(f)(jnp.ones(3)),
-        lambda f: jax.grad(f)(jnp.float32(1)),
-        lambda f: jax.eval_shape(f, jnp.float32(1)),
-        lambda f: lax.scan(lambda c, t: (c, f(t)), jnp.float32(0), jnp.ones(3)),
-    ],
-    ids=["jit", "vmap", "grad", "eval_shape", "scan"],
-)
-@pytest.mark.parametrize("compile_inside", [False, True])
-def test_compiled_program_in_a_trace_runs_for_real_and_in_place(trace, compile_inside):
-    """Also one that is lowered and compiled inside the trace, and with NumPy arguments."""
-
-    def programs():
-        create = jax.jit(lambda: jnp.zeros(N, jnp.float32)).lower().compile()
-        return create, donating(write, SPEC, jax.ShapeDtypeStruct((4,), jnp.float32), START)
-
-    outside, seen = programs(), []
-
-    def traced(t):
-        create, land = programs() if compile_inside else outside
-        x = create()
-        before = addresses(x)
-        y = land(x, np.ones(4, np.float32), np.int32(3)).block_until_ready()
-        seen.append(addresses(y) == before and addresses(y.addressable_data(0)) == before)
-        seen.append(np.flatnonzero(np.asarray(y)).tolist() == [3, 4, 5, 6])
-        return t * t
-
-    trace(traced)
-    assert seen
-    assert all(seen)
-
-
 def test_default_device_moves_an_uncommitted_array_of_a_jitted_program(second_device):
     x, program = zeros(), jitted(identity)
     with jax.default_device(second_device):
         y = program(x)
     assert y.devices() == {second_device}
     assert not x.is_deleted()
-
-
-def test_compiled_program_is_immune_to_later_changes_of_the_configuration(second_device):
-    """`default_device`, precision, `enable_x64`, `checking_leaks`, `clear_caches`: still in place, still float32."""
-    x, program = zeros(), donating(write, SPEC, jax.ShapeDtypeStruct((4,), jnp.float32), START)
-    before = addresses(x)
-    update, start = np.ones(4, np.float32), np.int32(3)
-    for context in (
-        jax.default_device(second_device),
-        jax.default_matmul_precision("highest"),
-        jax.enable_x64(True),
-        jax.checking_leaks(),
-    ):
-        with context:
-            x = program(x, update, start)
-        assert addresses(x) == before
-    jax.clear_caches()
-    x = program(x, update, start)
-    assert addresses(x) == before
-    assert x.dtype == jnp.float32
-
-
-def test_float64_program_still_runs_in_place_with_x64_off():
-    """On arrays. A NumPy float64 argument becomes float32 first, and is refused: pass it under `enable_x64`."""
-    with jax.enable_x64(True):
-        spec, update = jax.ShapeDtypeStruct((N,), jnp.float64), jax.ShapeDtypeStruct((4,), jnp.float64)
-        program = donating(write, spec, update, START)
-        x, third = zeros(dtype=jnp.float64), jnp.full(4, 1 / 3, jnp.float64)
-    before = addresses(x)
-    with jax.enable_x64(False):
-        x = program(x, third, np.int32(3))
-        assert (x.dtype, addresses(x)) == (np.float64, before)
-        with pytest.raises(TypeError, match="enable_x64"):
-            program(x, np.full(4, 1 / 3), np.int32(8))
-        with jax.enable_x64(True):
-            x = program(x, np.full(4, 1 / 3), np.int32(8))
-    assert addresses(x) == before
-    assert np.flatnonzero(np.asarray(x) == 1 / 3).tolist() == [3, 4, 5, 6, 8, 9, 10, 11]
 
 
 def test_jitted_function_that_returns_its_argument_copies_it():

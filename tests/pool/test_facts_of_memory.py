@@ -1,10 +1,9 @@
 """What the pool takes for granted of JAX's memory, without the pool: who owns it, who waits for whom, when it dies.
 
 Each test is one fact, and needs jax and numpy only. A red one means that this JAX behaves in another way than the pool
-was built for. Addresses and counts, never seconds. Facts of donation: `test_facts_of_donation.py`.
+was built for. Addresses and counts, never seconds. See also `test_facts_of_donation.py`, `test_facts_of_programs.py`.
 """
 
-import contextlib
 import ctypes
 import functools
 import gc
@@ -17,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 cpu_only = pytest.mark.skipif("jax.default_backend() != 'cpu'", reason="measured on the CPU backend only")
@@ -26,12 +24,16 @@ N = 1024
 SPEC = jax.ShapeDtypeStruct((N,), jnp.float32)
 LARGE = jax.ShapeDtypeStruct((1 << 16,), jnp.float32)
 START = jax.ShapeDtypeStruct((), jnp.int32)
-COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+
+
+@functools.cache
+def zeros_program(sharding, n, dtype):
+    return jax.jit(lambda: jnp.zeros(n, dtype), out_shardings=sharding)
 
 
 def zeros(sharding=None, n=N, dtype=jnp.float32):
     """A buffer that XLA owns."""
-    return jax.jit(lambda: jnp.zeros(n, dtype), out_shardings=sharding)()
+    return zeros_program(sharding, n, dtype)()
 
 
 def addresses(x):
@@ -65,39 +67,6 @@ def stage(n=N, off=0):
 def slow():
     """A compiled program that reads its argument for some 50 ms, in the background, and returns 2001 times it."""
     return jax.jit(lambda b: lax.fori_loop(0, 2_000, lambda _, sum_: sum_ + b, b)).lower(LARGE).compile()
-
-
-@functools.cache
-def failing():
-    """A compiled program, not donated, whose callback raises."""
-
-    def callback(_):
-        raise RuntimeError("boom")
-
-    return jax.jit(lambda b: jax.pure_callback(callback, LARGE, b)).lower(LARGE).compile()
-
-
-def failed_later():
-    """An array whose computation is dispatched and fails while nobody looks."""
-    for _ in range(20):
-        try:
-            return failing()(slow()(zeros(n=LARGE.size)))
-        except RuntimeError:  # its operand was ready at once, on a machine that had paused us: it failed at dispatch
-            pass
-    raise AssertionError("the callback's failure is always raised at dispatch now")
-
-
-@pytest.fixture
-def settled():
-    """A failure that was never awaited would be raised again when the process ends, by the token of its effects."""
-    yield
-    with contextlib.suppress(RuntimeError, ExceptionGroup):
-        jax.effects_barrier()
-
-
-@pytest.fixture
-def device():
-    return jax.devices()[-1]
 
 
 @pytest.fixture
@@ -211,7 +180,6 @@ def test_numpy_memory_stays_alive_until_array_and_computations_are_done_with_it(
     x = jax.device_put(s).block_until_ready()
     assert addresses(x) == [s.ctypes.data]
     del room, s
-    gc.collect()
     assert not dead.is_set()
     reader = slow()(x)
     del x
@@ -220,7 +188,6 @@ def test_numpy_memory_stays_alive_until_array_and_computations_are_done_with_it(
         if dead.wait(0.01):
             break
         zeros().block_until_ready()
-        gc.collect()
     assert dead.is_set()
 
 
@@ -273,6 +240,7 @@ def test_weak_reference_with_a_slot_and_simplequeue_put_as_its_callback_loses_no
     """Also with a collection at every allocation, and arrays that die in cycles."""
     returned, loans, arrays = queue.SimpleQueue(), [], [zeros(n=4) for _ in range(100)]
     threshold = gc.get_threshold()
+    gc.freeze()
     gc.set_threshold(1)
     try:
         for slot in range(100):
@@ -287,7 +255,8 @@ def test_weak_reference_with_a_slot_and_simplequeue_put_as_its_callback_loses_no
             del x
     finally:
         gc.set_threshold(*threshold)
-    gc.collect()
+        gc.collect()
+        gc.unfreeze()
     assert sorted(returned.get_nowait().slot for _ in range(100)) == list(range(100))
     assert returned.empty()
 
@@ -327,7 +296,6 @@ def test_other_object_on_the_same_buffer_is_not_seen_and_is_deleted_by_donation(
     assert other is not lent
     assert addresses(other)[:1] == before
     del lent
-    gc.collect()
     assert seen() is None
     assert addresses(identity()(kept)) == before
     assert other.is_deleted()
@@ -345,10 +313,8 @@ def test_asarray_and_memoryview_keep_the_array_alive_and_device_get_and_dlpack_d
     x = zeros()
     seen, alive = weakref.ref(x), view(x)
     del x
-    gc.collect()
     assert (seen() is not None) is kept
     del alive
-    gc.collect()
     assert seen() is None
 
 
@@ -378,215 +344,3 @@ def test_sub_byte_array_may_be_smaller_than_its_nbytes(dtype):
 @cpu_only
 def test_cpu_reports_no_memory_statistics():
     assert jax.devices()[0].memory_stats() is None
-
-
-# ------------------------------------------------------------------------------------------------------------- failures
-@cpu_only
-@pytest.mark.usefixtures("settled")
-@pytest.mark.parametrize("operand", ["ready", "computing"])
-def test_callback_that_raises_loses_the_donated_buffer(operand):
-    """Raised at dispatch where the operand is ready, else when awaited, and then the result still shows the address."""
-
-    def callback(_):
-        raise RuntimeError("boom")
-
-    program = jax.jit(lambda b: jax.pure_callback(callback, LARGE, b), donate_argnums=0).lower(LARGE).compile()
-    for _ in range(20):
-        x = zeros(n=LARGE.size).block_until_ready()
-        x = x if operand == "ready" else slow()(x)
-        before, handle, result = addresses(x), x.addressable_data(0), None
-        with pytest.raises(RuntimeError, match="boom"):
-            result = program(x)
-            assert addresses(result) == before
-            result.block_until_ready()
-        assert x.is_deleted()
-        assert handle.is_deleted()
-        if (result is None) is (operand == "ready"):
-            return
-    pytest.fail("the failure shows at another moment now")
-
-
-@cpu_only
-@pytest.mark.usefixtures("settled")
-def test_array_whose_computation_failed_is_accepted_at_dispatch_and_fails_when_awaited():
-    """Also once the failure is known. Donation consumes it, and its address reads as that of a healthy slot."""
-    for known in (False, True):
-        x = failed_later()
-        before = addresses(x)
-        if known:
-            with pytest.raises(RuntimeError, match="boom"):
-                x.block_until_ready()
-        y = identity(LARGE)(x)
-        assert x.is_deleted()
-        assert addresses(y) == before
-        with pytest.raises(RuntimeError, match="boom"):
-            y.block_until_ready()
-
-
-@cpu_only
-@pytest.mark.usefixtures("settled")
-def test_failure_outlives_a_write_over_the_whole_buffer():
-    """The slot is lost: it must be replaced, not overwritten."""
-    clear = jax.jit(lambda b: jnp.zeros_like(b), donate_argnums=0, keep_unused=True).lower(LARGE).compile()
-    with pytest.raises(RuntimeError, match="boom"):
-        clear(failed_later()).block_until_ready()
-
-
-@cpu_only
-@pytest.mark.usefixtures("settled")
-def test_reader_that_fails_does_not_spoil_the_buffer_that_it_read():
-    x, late = zeros(n=LARGE.size), slow()(zeros(n=LARGE.size))
-    before = addresses(x)
-
-    def callback(_):
-        raise RuntimeError("boom")
-
-    reader = jax.jit(lambda b, o: jax.pure_callback(callback, LARGE, b + o)).lower(LARGE, LARGE).compile()
-    with pytest.raises(RuntimeError, match="boom"):
-        failed = reader(x, late)
-        y = identity(LARGE)(x).block_until_ready()
-        x = y
-        failed.block_until_ready()
-    assert addresses(x) == before
-    np.testing.assert_array_equal(np.asarray(identity(LARGE)(x)), 0.0)
-
-
-# ---------------------------------------------------------------------------- placement, guards, reports of compilation
-def test_program_lowered_under_default_device_yields_uncommitted_arrays_there(device):
-    """Also from a donated handle of `addressable_data(0)`, and in place."""
-    with jax.default_device(device):
-        create = jax.jit(lambda: jnp.zeros(N, jnp.float32)).lower().compile()
-        own = identity()
-    x = create()
-    before, handle = addresses(x), x.addressable_data(0)
-    del x
-    y = own(handle)
-    assert (handle.committed, y.committed, y.devices(), addresses(y)) == (False, False, {device}, before)
-
-
-def test_program_lowered_with_an_output_sharding_yields_committed_arrays_there(device):
-    """One lowered without it makes an uncommitted array of a committed one."""
-    here = SingleDeviceSharding(device)
-    x = jax.jit(lambda: jnp.zeros(N, jnp.float32), out_shardings=here).lower().compile()()
-    before = addresses(x)
-    assert x.committed
-    y = identity(out_shardings=here)(x.addressable_data(0))
-    assert (y.committed, y.devices(), addresses(y)) == (True, {device}, before)
-    y = identity(jax.ShapeDtypeStruct((N,), jnp.float32, sharding=here))(y)
-    assert (y.committed, addresses(y)) == (True, before)
-    with jax.default_device(device):
-        y = identity()(y)
-    assert (y.committed, addresses(y)) == (False, before)
-
-
-def test_compiled_program_moves_an_uncommitted_array_of_another_device_and_refuses_a_committed_one(sharding):
-    """The move is a silent copy: the old one is not deleted."""
-    first, second = jax.devices()[:2]
-    with jax.default_device(second):
-        stray = jax.jit(lambda: jnp.zeros(N, jnp.float32)).lower().compile()()
-    with jax.default_device(first):
-        program = identity()
-    assert program(stray).devices() == {first}
-    assert not stray.is_deleted()
-    with pytest.raises(ValueError, match="sharding"):
-        program(jax.device_put(zeros(), second))
-
-
-def test_default_device_is_thread_local(sharding):
-    second, seen = jax.devices()[1], []
-    with jax.default_device(second):
-        thread = threading.Thread(target=lambda: seen.append(zeros().devices()))
-        thread.start()
-        thread.join()
-        assert zeros().devices() == {second}
-    assert seen == [{jax.devices()[0]}]
-
-
-@cpu_only
-@pytest.mark.parametrize("level", ["disallow", "disallow_explicit"])
-def test_transfer_guard_does_not_touch_donation_handles_waits_and_host_writes(level):
-    x, create, own = zeros(), jax.jit(lambda: jnp.zeros(N, jnp.float32)).lower().compile(), identity()
-    with jax.transfer_guard(level):
-        before = addresses(x)
-        y = own(x).block_until_ready().addressable_data(0)
-        np.copyto(host_view(y), np.float32(3))
-        assert addresses(y) == before
-        assert np.asarray(y)[0] == 3
-        create()
-
-
-def test_transfer_guard_refuses_a_numpy_argument_before_anything_is_donated():
-    """Arrays and scalars alike. `device_put` passes under "disallow", an inner "allow" under both."""
-    x, program, update, start = zeros(), landing(), np.ones(16, np.float32), jnp.int32(3)
-    before, on_device = addresses(x), jnp.asarray(update)
-    for level in ("disallow", "disallow_explicit"):
-        with jax.transfer_guard(level):
-            for arguments in ((update, start), (on_device, np.int32(3))):
-                with pytest.raises(RuntimeError, match="Disallowed host-to-device"):
-                    program(x, *arguments)
-            with jax.transfer_guard("allow"):
-                x = program(x, update, np.int32(3))
-    with jax.transfer_guard("disallow"):
-        x = program(x, jax.device_put(update), jax.device_put(np.int32(3)))
-    assert addresses(x) == before
-
-
-@pytest.fixture
-def compiles():
-    """(name, thread) of each backend compile."""
-    seen = []
-
-    def listen(event, _seconds, **fields):
-        if event == COMPILE_EVENT:
-            seen.append((fields.get("fun_name"), threading.get_ident()))
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield seen
-    jax.monitoring.unregister_event_duration_listener(listen)
-
-
-def test_compile_is_reported_in_the_compiling_thread_with_the_functions_name(compiles):
-    """Once a compile, nothing for a call; ahead of time and jitted."""
-
-    def compiled_by_name(b):
-        return b * jnp.float32(5)
-
-    idents = [threading.get_ident()]
-
-    def work():
-        idents.append(threading.get_ident())
-        program = jax.jit(compiled_by_name).lower(SPEC).compile()
-        program(program(np.ones(N, np.float32)))
-
-    jax.jit(compiled_by_name)(np.float32(1))
-    jax.jit(compiled_by_name)(np.float32(2))
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    named = [entry for entry in compiles if "compiled_by_name" in str(entry[0])]
-    assert named == [("jit(compiled_by_name)", ident) for ident in idents]
-
-
-def test_hit_in_the_persistent_cache_is_reported_as_a_compile_too(compiles, tmp_path):
-    def compiled_to_disk(b):
-        return b * jnp.float32(7)
-
-    options = {
-        "jax_compilation_cache_dir": str(tmp_path),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in options}
-    try:
-        for name, value in options.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
-        for _ in range(2):
-            jax.clear_caches()
-            jax.jit(compiled_to_disk).lower(SPEC).compile()
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
-    assert len(list(tmp_path.iterdir())) > 0
-    assert [name for name, _ in compiles if "compiled_to_disk" in str(name)] == ["jit(compiled_to_disk)"] * 2

@@ -16,7 +16,9 @@ CLASSES = SizeClasses.explicit([4, 8])
 WIDE = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
 
 
-@pytest.mark.parametrize("name", ["bool", "int8", "uint16", "int32", "float16", "float32", "complex64", "bfloat16", "int4"])
+@pytest.mark.parametrize(
+    "name", ["bool", "int8", "uint16", "int32", "float16", "float32", "complex64", "bfloat16", "int4"]
+)
 def test_a_dtype_that_jax_has_stays(name: str) -> None:
     dtype = canonical_dtype(name if name in np.sctypeDict else getattr(ml_dtypes, name))
     assert type(dtype) is type(np.dtype(dtype))

@@ -34,7 +34,9 @@ def any_classes(draw: st.DrawFn) -> tuple[SizeClasses, int]:
 
 
 @given(any_classes(), st.data())
-def test_every_size_is_held_by_the_smallest_class_that_holds_it(made: tuple[SizeClasses, int], data: st.DataObject) -> None:
+def test_every_size_is_held_by_the_smallest_class_that_holds_it(
+    made: tuple[SizeClasses, int], data: st.DataObject
+) -> None:
     classes, hi = made
     boundaries = classes.boundaries
     assert boundaries[-1] == classes.maximum == hi

@@ -15,7 +15,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 import arenax
 from arenax.testing import FakeDevice
 
-from .conftest import donate, view
+from .conftest import donate, placement, view
 
 CLASSES = arenax.SizeClasses.explicit([2, 4, 8])
 DTYPES = ("float32", "int32", "uint8")
@@ -331,13 +331,19 @@ class FakeMachine(PoolMachine):
 
 
 class CpuMachine(PoolMachine):
-    # One landing for all examples, so that they share its compiled programs.
+    kind = "cpu"
     landing: Any = None
 
     def make_device(self) -> Any:
-        if CpuMachine.landing is None:
-            CpuMachine.landing = arenax.BufferPool().landing
-        return CpuMachine.landing
+        # One landing for all examples, so that they share its compiled programs.
+        if self.landing is None:
+            type(self).landing = arenax.BufferPool(placement(self.kind)).landing
+        return self.landing
+
+
+class TransferMachine(CpuMachine):
+    kind = "transfer"
+    landing: Any = None
 
 
 _stress = hypothesis.settings().max_examples > 1000
@@ -345,3 +351,5 @@ TestFake = FakeMachine.TestCase
 TestFake.settings = hypothesis.settings(max_examples=5000 if _stress else 120, stateful_step_count=40)
 TestCpu = CpuMachine.TestCase
 TestCpu.settings = hypothesis.settings(max_examples=2000 if _stress else 40, stateful_step_count=30)
+TestTransfer = TransferMachine.TestCase
+TestTransfer.settings = TestCpu.settings
