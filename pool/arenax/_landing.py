@@ -191,6 +191,7 @@ class DonatedLanding(Landing):
             slot.array.block_until_ready()
 
     def land_array(self, slot: Slot, value: jax.Array, rag: Rag | None) -> None:
+        self._refuse_broken(slot)
         size_class = slot.size_class
         value = self._source(slot, value)
         pad = np.zeros((), size_class.dtype)[()] if rag is None else rag.pad
@@ -237,7 +238,7 @@ class DonatedLanding(Landing):
         return self._programs.own(("overwrite", size_class), arenax_overwrite, args, (0,))
 
     def _transfer(self, slot: Slot, value: Any, rag: Rag | None) -> None:
-        _refuse_deleted(slot.array)
+        self._refuse_broken(slot)
         size_class = slot.size_class
         # A copy in any case: device_put may alias it, and the caller may overwrite his own when we return.
         if rag is None:
@@ -248,6 +249,11 @@ class DonatedLanding(Landing):
         slot.contents = None
         self._replace(slot, run(self._overwrite(size_class), slot.array, jax.device_put(host, self.device)))
         slot.contents = None if rag is None else (rag.axis, rag.size, rag.pad.tobytes())
+
+    def _refuse_broken(self, slot: Slot) -> None:
+        """Raises where the last borrower donated the array away or failed to compute it, whose error would spread."""
+        if not self.is_whole(slot):
+            raise RuntimeError(f"the buffer of a slot of {slot.size_class} is lost")
 
     def _source(self, slot: Slot, value: Any) -> Any:
         """A `jax.Array` brought to the slot's device, apart from the slot's own buffer; anything else as it is."""
@@ -267,16 +273,12 @@ class DonatedLanding(Landing):
 
     def _has_moved(self, slot: Slot, old: Any) -> None:
         array = slot.array
-        if array is old:
-            # Nothing was donated: the borrower's own object. Only a slot of our own may be written.
-            contents = slot.contents
-            self.create(slot)
-            slot.contents = contents
-            cause = "the program returned its argument itself"
-        else:
-            self._adopt(slot, array)
-            held = not old.is_deleted()
-            cause = "a NumPy view or DLPack export of its last array is alive" if held else "donation became a copy"
+        if array is old:  # Nothing was donated, and this is the last borrower's own object: not ours to write.
+            slot.array = None
+            raise RuntimeError("a program returned the very array that was donated to it")
+        self._adopt(slot, array)
+        held = not old.is_deleted()
+        cause = "a NumPy view or DLPack export of its last array is alive" if held else "donation became a copy"
         self.moved(slot, cause)
 
     def _adopt(self, slot: Slot, array: Any) -> None:
@@ -294,7 +296,8 @@ class HostWrite(DonatedLanding):
     def land(self, prepared: Program, slots: Sequence[Slot], values: Sequence[Any], rag: Rag | None) -> None:
         olds = [slot.array for slot in slots]
         for old in olds:
-            _refuse_deleted(old)
+            if old is None or old.is_deleted():  # XLA would refuse it too, with a line in the log each time.
+                raise RuntimeError("a slot's array was donated away")
         for slot, array in zip(slots, run(prepared, *olds), strict=True):
             self._replace(slot, array)
         for slot, value in zip(slots, values, strict=True):
@@ -338,9 +341,3 @@ def landing_on(device: Any, committed: bool, counter: CompileCounter) -> Landing
     """The landing for a device: straight into memory on CPU, by a transfer elsewhere."""
     kind = HostWrite if device.platform == "cpu" else DonatedLanding
     return kind(device, committed, counter)
-
-
-def _refuse_deleted(array: Any) -> None:
-    # By a borrower who donated it. XLA would refuse it too, with a line in the log each time.
-    if array.is_deleted():
-        raise RuntimeError("the slot's array was donated away")

@@ -54,8 +54,7 @@ class Lease:
         try:
             shelf = arena.shelves.get(size_class) or arena.shelf(size_class)
             (self._slot,) = arena.checkout((shelf,), (shelf.nbytes,), self._loan)
-            if fill is not None:
-                mending(arena, landing, self._slot, lambda slot: landing.fill(slot, fill))
+            first_operation(arena, landing, self._slot, None if fill is None else lambda slot: landing.fill(slot, fill))
         except BaseException:
             arena.give_back(self._loan)
             raise
@@ -261,14 +260,9 @@ class Lease:
             raise
 
 
-def mending(arena: Arena, landing: Landing, slot: Slot, operation: Callable[[Slot], None]) -> None:
-    """Runs the first operation on a slot just checked out; one that was broken before is mended for it."""
-    try:
-        operation(slot)
-    except NotSteady:
-        raise
-    except Exception:
-        if landing.is_whole(slot):
-            raise
+def first_operation(arena: Arena, landing: Landing, slot: Slot, operation: Callable[[Slot], None] | None) -> None:
+    """Readies a slot just checked out: one that its last borrower donated away or failed to compute is replaced."""
+    if not landing.is_whole(slot):
         arena.replace(slot)
+    if operation is not None:
         operation(slot)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from ._batch import Planner
-from ._lease import mending
+from ._lease import first_operation
 from ._request import SizeClass, canonical_dtype, exact_shape
 from ._slot import Loan, Slot
 
@@ -159,8 +159,7 @@ class Step:
             try:
                 shelf = arena.shelf(size_class)
                 slots: Sequence[Slot] = arena.checkout((shelf,), (shelf.nbytes,), loan)
-                if finish is not None:
-                    mending(arena, self._pool.landing, slots[0], finish)
+                first_operation(arena, self._pool.landing, slots[0], finish)
                 return slots[0].array
             except BaseException:
                 arena.give_back(loan)

@@ -250,6 +250,22 @@ def test_a_donated_array_is_replaced_and_counted(make_pool: MakePool) -> None:
     assert stats.creation_count > 2
 
 
+@pytest.mark.parametrize("fill", [0, None])
+def test_an_array_donated_away_by_the_last_borrower_is_not_handed_on(make_pool: MakePool, fill: int | None) -> None:
+    pool = make_pool()
+    for draw in (lambda step: step.zeros((4,)), lambda step: step.empty((4,)), lambda step: step.put(np.zeros(4))):
+        with pool.step() as step:
+            donate(draw(step))
+        with pool.lease((4,), "float32", fill=fill) as lease:
+            assert np.shape(np.asarray(lease.array)) == (4,)
+        with pool.step() as step:
+            donate(draw(step))
+        with pool.step() as step:
+            assert not step.zeros((4,)).is_deleted()
+            assert not step.empty((4,)).is_deleted()
+        assert pool.stats().leased_count == 0
+
+
 def test_a_donated_array_is_named_under_steady(make_pool: MakePool) -> None:
     pool = make_pool()
     pool.reserve(X, slots=1)
