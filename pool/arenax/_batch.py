@@ -11,7 +11,7 @@ from jax.core import Tracer
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path
 
 from ._landing import Landing, Rag
-from ._request import INT32, ArraySpec, Ragged, SizeClass, canonical_dtype, exact_shape
+from ._request import INT32, ArraySpec, Ragged, SizeClass, as_array, canonical_dtype, exact_shape
 from ._size_classes import SizeClasses
 from ._slot import Shelf, Slot
 
@@ -116,6 +116,7 @@ class Planner:
         self._any_ragged = bool(jax.tree.leaves(ragged))
         self._landing = landing
         self._shelf = shelf
+        self._array_types: set[type] = set()
         self._specs: dict[Treedef, list[Ragged | None]] = {}
         self._plans: dict[Any, BatchPlan] = {}
 
@@ -129,19 +130,19 @@ class Planner:
         """
         leaves, treedef = tree_flatten(batch)
         config: Any = jax.config
-        try:
-            shapes: list[Any] = [x.shape for x in leaves]
-            dtypes = [x.dtype for x in leaves]
-        except AttributeError:
-            leaves = [_as_array(x, keystr(path)) for path, x in tree_flatten_with_path(batch)[0]]
-            shapes, dtypes = [x.shape for x in leaves], [x.dtype for x in leaves]
+        types = [*map(type, leaves)]
+        if not self._array_types.issuperset(types):
+            leaves = [as_array(x, _label(path)) for path, x in tree_flatten_with_path(batch)[0]]
+            self._array_types.update(x for x, y in zip(types, map(type, leaves), strict=True) if x is y)
+            types = [*map(type, leaves)]
+        shapes: list[Any] = [x.shape for x in leaves]
         sizes: list[int] = []
         if self._any_ragged:
             specs = self._specs.get(treedef) or self._match(batch, treedef)
             for i, spec in enumerate(specs):
                 if spec is not None:
                     shapes[i] = self._padded(shapes[i], spec, sizes, batch, i)
-        key = (treedef, with_sizes, config.jax_enable_x64, *map(type, leaves), *shapes, *dtypes)
+        key = (treedef, with_sizes, config.jax_enable_x64, *types, *shapes, *[x.dtype for x in leaves])
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= self.MAX_PLANS:
@@ -168,10 +169,10 @@ class Planner:
         leaves, treedef = tree_flatten_with_path(tree)
         specs = (self._specs.get(treedef) or self._match(tree, treedef)) if self._any_ragged else [None] * len(leaves)
         for (path, leaf), ragged in zip(leaves, specs, strict=True):
-            name = keystr(path) or "the batch"
+            name = _label(path)
             if not isinstance(leaf, ArraySpec):
                 shape = getattr(leaf, "shape", None)
-                leaf = _as_array(leaf, name) if shape is None or not hasattr(leaf, "dtype") else leaf
+                leaf = as_array(leaf, name) if shape is None or not hasattr(leaf, "dtype") else leaf
                 leaf = ArraySpec(tuple(leaf.shape), _checked_dtype(leaf, name))
             if ragged is None:
                 yield name, list(leaf.classes())
@@ -271,32 +272,20 @@ def _is_none(x: Any) -> bool:
 
 
 def _name(batch: Any, i: int) -> str:
-    return keystr(tree_flatten_with_path(batch)[0][i][0]) or "the batch"
+    return _label(tree_flatten_with_path(batch)[0][i][0])
 
 
-def _as_array(leaf: Any, name: str) -> Any:
-    """A Python scalar, or anything with ``__array__``, as a NumPy array of the dtype that JAX gives it."""
-    if isinstance(leaf, np.ndarray | np.generic | jax.Array):
-        return leaf
-    name = name or "of the batch"
-    try:
-        array = np.asarray(leaf)
-        dtype = canonical_dtype(array.dtype)
-    except (TypeError, ValueError) as e:
-        raise TypeError(f"leaf {name} is {type(leaf).__name__}, not an array: {e}") from None
-    try:
-        return np.asarray(leaf, dtype)
-    except OverflowError:  # A Python integer; an array of a wider dtype wraps around, as in JAX.
-        raise OverflowError(f"leaf {name}: {leaf} does not fit {dtype.name}") from None
+def _label(path: Any) -> str:
+    return f"leaf {keystr(path)}" if path else "the batch"
 
 
 def _checked_dtype(leaf: Any, name: str) -> np.dtype[Any]:
     if isinstance(leaf, Tracer):
         raise TypeError(
-            f"leaf {name} is a tracer: call put outside of jit, grad and vmap, on arrays, and pass the result in"
+            f"{name} is a tracer: call put outside of jit, grad and vmap, on arrays, and pass the result in"
         )
     exact_shape(leaf.shape)
     try:
         return canonical_dtype(leaf.dtype)
     except TypeError as e:
-        raise TypeError(f"leaf {name}: {e}") from None
+        raise TypeError(f"{name}: {e}") from None

@@ -20,7 +20,8 @@ import numpy as np
 from jax import lax
 
 from ._compiles import CompileCounter
-from ._programs import Program, Programs, run
+from ._errors import NotSteady
+from ._programs import WIDE, Program, Programs, run, run_with_host, undisturbed
 from ._request import SizeClass
 from ._slot import Slot
 
@@ -128,7 +129,7 @@ class DonatedLanding(Landing):
             return jnp.zeros(size_class.shape, size_class.dtype)
 
         # By a program, never by device_put of NumPy memory, which XLA would alias and refuse to donate.
-        array = run(self._programs.own(("create", size_class), arenax_create, (), ()))
+        array = run(self._programs.own(("create", size_class), arenax_create, (), (), size_class.dtype.name in WIDE))
         slot.contents = (0, 0, np.zeros((), size_class.dtype).tobytes())
         self._adopt(slot, array)
 
@@ -168,7 +169,7 @@ class DonatedLanding(Landing):
         args = (struct(size_class), jax.ShapeDtypeStruct((), size_class.dtype))
         program = self._programs.own(("fill", size_class), arenax_fill, args, (0,))
         slot.contents = None
-        self._replace(slot, run(program, slot.array, scalar))
+        self._replace(slot, run_with_host(program, slot.array, scalar))
         slot.contents = contents
 
     def write(self, slot: Slot, value: Any, at: tuple[int, ...]) -> None:
@@ -185,7 +186,7 @@ class DonatedLanding(Landing):
         args = (struct(size_class), jax.ShapeDtypeStruct(value.shape, value.dtype), *start)
         program = self._programs.callers(key, arenax_write, args)
         slot.contents = None
-        self._replace(slot, run(program, slot.array, value, *start))
+        self._replace(slot, run_with_host(program, slot.array, value, *start))
         if isinstance(value, np.ndarray):
             # XLA may read the caller's memory itself: he gets it back when the write that consumed it has finished.
             slot.array.block_until_ready()
@@ -207,7 +208,7 @@ class DonatedLanding(Landing):
         args = (struct(size_class), jax.ShapeDtypeStruct(value.shape, value.dtype), pad)
         program = self._programs.callers(key, arenax_land, args)
         slot.contents = None
-        self._replace(slot, run(program, slot.array, value, pad))
+        self._replace(slot, run_with_host(program, slot.array, value, pad))
         slot.contents = None if rag is None else (rag.axis, rag.size, rag.pad.tobytes())
 
     def update(self, slot: Slot, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -226,7 +227,8 @@ class DonatedLanding(Landing):
             ("update", size_class, function, treedef, kinds), arenax_update, (struct(size_class), *leaves)
         )
         slot.contents = None
-        self._replace(slot, run(program, slot.array, *leaves))
+        call = run_with_host if size_class.dtype.name in WIDE else run
+        self._replace(slot, call(program, slot.array, *leaves))
         if any(isinstance(x, np.ndarray) for x in leaves):
             slot.array.block_until_ready()
 
@@ -247,7 +249,7 @@ class DonatedLanding(Landing):
             host = np.full(size_class.shape, rag.pad)
             np.copyto(host[(*(slice(None),) * rag.axis, slice(rag.size))], value, casting="same_kind")
         slot.contents = None
-        self._replace(slot, run(self._overwrite(size_class), slot.array, jax.device_put(host, self.device)))
+        self._replace(slot, run_with_host(self._overwrite(size_class), slot.array, host))
         slot.contents = None if rag is None else (rag.axis, rag.size, rag.pad.tobytes())
 
     def _refuse_broken(self, slot: Slot) -> None:
@@ -259,27 +261,46 @@ class DonatedLanding(Landing):
         """A `jax.Array` brought to the slot's device, apart from the slot's own buffer; anything else as it is."""
         if not isinstance(value, jax.Array):
             return value
-        if value.devices() != {self.device}:
-            return jax.device_put(value, self.device)
-        if value is slot.array or value.unsafe_buffer_pointer() == slot.address:
-            return jnp.array(value, copy=True)  # Donating a buffer that is also an operand is refused.
+        home = slot.array.sharding
+        with undisturbed(), jax.ensure_compile_time_eval():  # For real, also inside a trace.
+            if value.devices() != {self.device} or value.sharding.memory_kind != home.memory_kind:
+                return jax.device_put(value, home)
+            if value is slot.array or value.unsafe_buffer_pointer() == slot.address:
+                return jnp.array(value, copy=True)  # Donating a buffer that is also an operand is refused.
         return value
 
     def _replace(self, slot: Slot, result: Any) -> None:
-        """Records the result of a donated program as the slot's array, and notices where the slot moved."""
-        old, slot.array = slot.array, result
-        if result is old or (result.unsafe_buffer_pointer() != slot.address and slot.shelf.nbytes):
-            self._has_moved(slot, old)
+        self._replace_all((slot,), (result,))
 
-    def _has_moved(self, slot: Slot, old: Any) -> None:
-        array = slot.array
-        if array is old:  # Nothing was donated, and this is the last borrower's own object: not ours to write.
-            slot.array = None
-            raise RuntimeError("a program returned the very array that was donated to it")
-        self._adopt(slot, array)
-        held = not old.is_deleted()
-        cause = "a NumPy view or DLPack export of its last array is alive" if held else "donation became a copy"
-        self.moved(slot, cause)
+    def _replace_all(self, slots: Sequence[Slot], results: Sequence[Any]) -> None:
+        """Records the results of a donated program as the slots' arrays, all of them, then tells which slots moved."""
+        moved: list[tuple[Slot, Any]] = []
+        for slot, result in zip(slots, results, strict=True):
+            old, slot.array = slot.array, result
+            if result is old or (result.unsafe_buffer_pointer() != slot.address and slot.shelf.nbytes):
+                moved.append((slot, old))
+        if moved:
+            self._have_moved(moved)
+
+    def _have_moved(self, moved: Sequence[tuple[Slot, Any]]) -> None:
+        for slot, old in moved:
+            if slot.array is old:  # Nothing was donated, and this is the last borrower's own object: not ours to write.
+                slot.array = None
+            else:
+                self._adopt(slot, slot.array)
+        errors: list[Exception] = []
+        for slot, old in moved:
+            if slot.array is None:
+                errors.append(RuntimeError("a program returned the very array that was donated to it"))
+                continue
+            held = not old.is_deleted()
+            cause = "a NumPy view or DLPack export of its last array is alive" if held else "donation became a copy"
+            try:
+                self.moved(slot, cause)
+            except NotSteady as e:
+                errors.append(e)
+        if errors:
+            raise errors[0]
 
     def _adopt(self, slot: Slot, array: Any) -> None:
         slot.array = array
@@ -298,15 +319,10 @@ class HostWrite(DonatedLanding):
         for old in olds:
             if old is None or old.is_deleted():  # XLA would refuse it too, with a line in the log each time.
                 raise RuntimeError("a slot's array was donated away")
-        for slot, array in zip(slots, run(prepared, *olds), strict=True):
-            self._replace(slot, array)
+        self._replace_all(slots, run(prepared, *olds))
         for slot, value in zip(slots, values, strict=True):
             slot.array.block_until_ready()  # Exclusive from here on: every earlier reader has finished.
-            if slot.size_class.dtype.name in SUB_BYTE:
-                # Such an array may be smaller than its nbytes says (32 bytes for int4[64] on jax 0.12): XLA's to write.
-                self._transfer(slot, value, rag)
-            else:
-                self._copy(slot, value, rag)
+            self._copy(slot, value, rag)
 
     def _copy(self, slot: Slot, value: Any, rag: Rag | None) -> None:
         view = slot.view
@@ -327,11 +343,8 @@ class HostWrite(DonatedLanding):
         slot.contents = (axis, size, pad)
 
 
-SUB_BYTE = frozenset({"int1", "uint1", "int2", "uint2", "int4", "uint4", "float4_e2m1fn"})
-
-
 def memory_of(slot: Slot) -> np.ndarray[Any, Any]:
-    """A writable NumPy view of a slot's memory, where that is the host's and the dtype is of whole bytes."""
+    """A writable NumPy view of a slot's memory, where that is the host's. Slots hold dtypes of whole bytes alone."""
     size_class = slot.size_class
     raw = (ctypes.c_char * size_class.nbytes).from_address(slot.address)
     return np.ndarray(size_class.shape, size_class.dtype, buffer=cast(Any, raw))

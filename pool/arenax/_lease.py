@@ -12,7 +12,7 @@ from jax.core import Tracer
 from ._arena import Arena
 from ._errors import LeaseReleased, NotSteady, OutOfBounds
 from ._landing import Landing
-from ._request import SizeClass, canonical_dtype, is_castable
+from ._request import SizeClass, as_array, canonical_dtype, is_castable
 from ._slot import Loan, Slot
 
 
@@ -224,8 +224,7 @@ class Lease:
     def _checked(self, value: Any) -> Any:
         if isinstance(value, Tracer):
             raise TypeError("a lease cannot take a tracer: call it outside of jit, or use lease.update")
-        if not isinstance(value, jax.Array):
-            value = np.asarray(value)
+        value = as_array(value, "the value")
         if not is_castable(canonical_dtype(value.dtype), self.dtype):
             raise TypeError(f"a value of dtype {value.dtype} does not fit a slot of {self.size_class}: cast it first")
         if len(value.shape) != len(self.shape):
@@ -243,8 +242,8 @@ class Lease:
                 shape=shape,
                 slot_shape=self.shape,
             )
-        if isinstance(value, np.ndarray):
-            value = value.astype(self.dtype, copy=False)
+        if not isinstance(value, jax.Array):
+            value = np.asarray(value).astype(self.dtype, copy=False)
         self._run(lambda: self._landing.write(self._slot, value, at))
         self._arena.wrote((self._slot,), (value.size * self.dtype.itemsize,))
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from ._compiles import CompileCounter
 
 Program = Callable[..., Any]
+WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
 
 
 def run(program: Program, *args: Any) -> Any:
@@ -26,13 +26,20 @@ def run(program: Program, *args: Any) -> Any:
     """
     config: Any = jax.config
     if config.jax_disable_jit or config.jax_debug_nans or config.jax_debug_infs:
-        with _undisturbed():
+        with undisturbed():
             return program(*args)
     return program(*args)
 
 
+def run_with_host(program: Program, *args: Any) -> Any:
+    """As `run`, for NumPy arguments: a transfer guard would refuse them, and with x64 off a float64 would be cut."""
+    with jax.transfer_guard("allow"), jax.enable_x64(True):
+        return run(program, *args)
+
+
 @contextlib.contextmanager
-def _undisturbed() -> Generator[None]:
+def undisturbed() -> Generator[None]:
+    """A scope in which the debugging switches are off."""
     # A program traced under debug_nans loses its donation, and one run under it checks the previous tenant's values.
     with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
         yield
@@ -61,14 +68,21 @@ class Programs:
         self._own: dict[Hashable, Program] = {}
         self._callers: OrderedDict[Hashable, Program] = OrderedDict()
 
-    def own(self, key: Hashable, function: Callable[..., Any], args: Sequence[Any], donate: Sequence[int]) -> Program:
+    def own(
+        self,
+        key: Hashable,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        donate: Sequence[int],
+        wide: bool = False,
+    ) -> Program:
         """Returns the pool's own program for `key`; their number is bounded by the number of size classes."""
         program = self._own.get(key)
         if program is None:
             with self._lock:  # Two threads that meet here compile once.
                 program = self._own.get(key)
                 if program is None:
-                    program = self._own[key] = self.compile(function, args, donate)
+                    program = self._own[key] = self.compile(function, args, donate, wide)
         return program
 
     def callers(self, key: Hashable, function: Callable[..., Any], args: Sequence[Any]) -> Program:
@@ -78,18 +92,19 @@ class Programs:
             if program is not None:
                 self._callers.move_to_end(key)
                 return program
-        program = self.compile(function, args, (0,))  # May trace the caller's code, so not under the lock.
+        program = self.compile(function, args, (0,), False)  # May trace the caller's code, so not under the lock.
         with self._lock:
             self._callers[key] = program
             while len(self._callers) > self.MAX_CALLERS:
                 self._callers.popitem(last=False)
         return program
 
-    def compile(self, function: Callable[..., Any], args: Sequence[Any], donate: Sequence[int]) -> Program:
-        """Compiles `function` for the shapes and dtypes of `args`, donating those listed."""
+    def compile(self, function: Callable[..., Any], args: Sequence[Any], donate: Sequence[int], wide: bool) -> Program:
+        """Compiles `function` for the shapes of `args`, donating those listed; `wide` where its result has 64 bits."""
         jitted = jax.jit(function, donate_argnums=tuple(donate), keep_unused=True, **self._options)
-        wide = any(np.dtype(getattr(a, "dtype", np.int32)).itemsize == 8 for a in args)
-        with _undisturbed(), jax.default_device(self._device), self._counter.watch(), contextlib.ExitStack() as stack:
+        # The dtypes of slots, not of a caller's arguments, which follow the mode that he is in.
+        wide = wide or any(isinstance(a, jax.ShapeDtypeStruct) and a.dtype.name in WIDE for a in args)
+        with undisturbed(), jax.default_device(self._device), self._counter.watch(), contextlib.ExitStack() as stack:
             if wide:  # A float64 slot outlives the x64 mode that it was made in.
                 stack.enter_context(jax.enable_x64(True))
             return jitted.lower(*args).compile()

@@ -15,11 +15,24 @@ from ._size_classes import SizeClasses
 INT32 = np.dtype(np.int32)
 
 
+_WHOLE_BYTES = frozenset(
+    f"{kind}{bits}"
+    for kind, widths in {
+        "int": (8, 16, 32, 64),
+        "uint": (8, 16, 32, 64),
+        "float": (16, 32, 64),
+        "complex": (64, 128),
+    }.items()
+    for bits in widths
+) | {"bool", "bfloat16"}
+
+
 def canonical_dtype(dtype: Any) -> np.dtype[Any]:
     """Returns the dtype that JAX would store: float64 becomes float32 unless x64 is on, byte order is native.
 
     Raises:
-        TypeError: For anything that JAX cannot hold: objects, strings, dates, records, PRNG keys.
+        TypeError: For anything that cannot live in a slot: objects, strings, dates, records, PRNG keys, and dtypes
+            below a byte, whose arrays are smaller than their ``nbytes`` says and which not every XLA compiles.
     """
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         raise TypeError(
@@ -27,14 +40,39 @@ def canonical_dtype(dtype: Any) -> np.dtype[Any]:
             "and wrap it again with jax.random.wrap_key_data"
         )
     try:
-        plain = np.dtype(dtype)
-        if plain.kind in "OSUMmT" or plain.names is not None:
-            raise TypeError
-        return np.dtype(jax.dtypes.canonicalize_dtype(plain.newbyteorder("=")))
+        plain = np.dtype(dtype).newbyteorder("=")
     except TypeError:
+        raise TypeError(f"dtype {dtype!r} is not a dtype") from None
+    if plain.name not in _WHOLE_BYTES and not plain.name.startswith("float8_"):
         raise TypeError(
-            f"dtype {dtype!s} is not one that JAX can hold; allowed are booleans, integers, floats and complex numbers"
-        ) from None
+            f"dtype {plain.name} cannot live in a slot; allowed are booleans, integers, floats and complex numbers of "
+            "whole bytes that JAX holds: cast it first, int4 to int8 for example"
+        )
+    return np.dtype(jax.dtypes.canonicalize_dtype(plain))
+
+
+def as_array(leaf: Any, name: str) -> Any:
+    """Returns an array as it is, and a Python scalar, a list or anything with ``__array__`` as JAX would take it.
+
+    Raises:
+        TypeError: For what is no array and cannot become one.
+        ValueError: For a masked array, whose mask would be lost.
+        OverflowError: For a Python integer that does not fit.
+    """
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise ValueError(f"{name} is a masked array, whose mask would be lost: put its .filled() data and its mask")
+    if isinstance(leaf, np.ndarray | np.generic | jax.Array):
+        return leaf
+    try:
+        array = np.asarray(leaf)
+        wide = array.dtype == object and isinstance(leaf, int)
+        dtype = canonical_dtype(np.int64 if wide else array.dtype)
+    except (TypeError, ValueError) as e:
+        raise TypeError(f"{name} is {type(leaf).__name__}, not an array: {e}") from None
+    try:
+        return np.asarray(leaf, dtype)  # An array of a wider dtype wraps around, as in JAX; a Python integer does not.
+    except OverflowError:
+        raise OverflowError(f"{name}: {leaf} does not fit {dtype.name}") from None
 
 
 def exact_shape(shape: Any) -> tuple[int, ...]:
@@ -116,7 +154,7 @@ class Ragged:
         """Returns the axis, counted from the front, for a leaf of `rank`."""
         if not -rank <= self.axis < rank:
             raise ValueError(
-                f"leaf {leaf} has rank {rank} and so no axis {self.axis} to be ragged: give ragged= a tree with None "
+                f"{leaf} has rank {rank} and so no axis {self.axis} to be ragged: give ragged= a tree with None "
                 "at the leaves that are not ragged"
             )
         return self.axis % rank
@@ -127,7 +165,7 @@ class Ragged:
             return self.size_classes.class_of(size)
         except NoSizeClass as e:
             raise NoSizeClass(
-                f"axis {axis} of leaf {leaf} has size {size}, above the largest size class, {e.maximum}: declare a "
+                f"axis {axis} of {leaf} has size {size}, above the largest size class, {e.maximum}: declare a "
                 "larger maximum or cut the data",
                 size=e.size,
                 maximum=e.maximum,
@@ -144,11 +182,11 @@ class Ragged:
             value = np.asarray(self.pad_value)
             with np.errstate(all="ignore"):
                 scalar = value.astype(dtype)
-            if jax.dtypes.issubdtype(dtype, np.inexact) or bool(scalar.astype(value.dtype) == value):
+            if jax.dtypes.issubdtype(dtype, np.inexact) or scalar.item() == value.item():
                 return scalar[()]
         except (TypeError, ValueError, OverflowError):
             pass
-        raise ValueError(f"pad_value {self.pad_value!r} does not fit the dtype {dtype.name} of leaf {leaf}")
+        raise ValueError(f"pad_value {self.pad_value!r} does not fit the dtype {dtype.name} of {leaf}")
 
 
 def _spec_shape(shape: Any) -> tuple[int | SizeClasses, ...]:

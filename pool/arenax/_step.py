@@ -9,7 +9,7 @@ import numpy as np
 
 from ._batch import Planner
 from ._lease import first_operation
-from ._request import SizeClass, canonical_dtype, exact_shape
+from ._request import SizeClass, as_array, canonical_dtype, exact_shape
 from ._slot import Loan, Slot
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Step:
 
     def array(self, object: Any, dtype: Any = None) -> jax.Array:  # noqa: A002
         """Anything that `numpy.asarray` takes, or a `jax.Array`, in a slot of exactly its shape."""
-        value = object if isinstance(object, jax.Array) else np.asarray(object)
+        value = as_array(object, "the object")
         if dtype is not None:
             value = value.astype(canonical_dtype(dtype))
         return self._put(self._pool.exact_planner, value, False)
