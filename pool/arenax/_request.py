@@ -180,6 +180,8 @@ class Ragged:
         """
         try:
             value = np.asarray(self.pad_value)
+            if value.dtype.kind == "c" and not jax.dtypes.issubdtype(dtype, np.complexfloating):
+                raise TypeError
             with np.errstate(all="ignore"):
                 scalar = value.astype(dtype)
             if jax.dtypes.issubdtype(dtype, np.inexact) or scalar.item() == value.item():
