@@ -160,7 +160,8 @@ class DonatedLanding(Landing):
         size_class = slot.size_class
         scalar = np.asarray(value, size_class.dtype)
         contents = (0, 0, scalar.tobytes())
-        if slot.contents is not None and slot.contents[1:] == contents[1:]:
+        filled = slot.contents is not None and slot.contents[1:] == contents[1:]
+        if filled and not slot.array.is_deleted():
             return
 
         def arenax_fill(slot: jax.Array, value: jax.Array) -> jax.Array:

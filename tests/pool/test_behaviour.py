@@ -266,6 +266,22 @@ def test_an_array_donated_away_by_the_last_borrower_is_not_handed_on(make_pool: 
         assert pool.stats().leased_count == 0
 
 
+def test_a_lease_whose_array_was_donated_away_says_so_and_goes_on(make_pool: MakePool) -> None:
+    pool = make_pool()
+    for operation in (
+        lambda x: x.fill(0),
+        lambda x: x.fill(1),
+        lambda x: x.write(np.ones(4)),
+        lambda x: x.append([1.0]),
+    ):
+        with pool.lease((4,), "float32") as lease:
+            donate(lease.array)
+            with pytest.raises((RuntimeError, ValueError), match="deleted|donated"):
+                operation(lease)
+            np.testing.assert_array_equal(lease.array, np.zeros(4))
+    assert pool.stats().slot_count == 1
+
+
 def test_a_donated_array_is_named_under_steady(make_pool: MakePool) -> None:
     pool = make_pool()
     pool.reserve(X, slots=1)

@@ -198,7 +198,7 @@ def test_a_pool_counts_its_own_programs_and_those_of_its_steps() -> None:
 
 def test_steady_names_a_compile_of_this_thread_at_its_end() -> None:
     with arenax.BufferPool() as pool:
-        with pytest.raises(arenax.NotSteady, match="compile .*1 programs.*a_new_shape") as error, pool.steady():
+        with pytest.raises(arenax.NotSteady, match=r"compile .*1 programs.*a_new_shape") as error, pool.steady():
             compile_one("a_new_shape")
         assert error.value.cause == "compile"
         assert "test_compiles.py" in error.value.call_site

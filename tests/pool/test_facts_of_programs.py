@@ -122,7 +122,7 @@ def test_compiled_program_in_a_trace_runs_for_real_and_in_place(trace, compile_i
         create = jax.jit(lambda: jnp.zeros(N, jnp.float32)).lower().compile()
         return create, landing(extent=4)
 
-    outside, seen = programs(), []
+    outside, seen = None if compile_inside else programs(), []
 
     def traced(t):
         create, land = programs() if compile_inside else outside
@@ -205,7 +205,7 @@ def test_program_lowered_with_an_output_sharding_yields_committed_arrays_there(d
 
 def test_compiled_program_moves_an_uncommitted_array_of_another_device_and_refuses_a_committed_one(second_device):
     """The move is a silent copy: the old one is not deleted."""
-    first, second = jax.devices()[0], second_device
+    first = jax.devices()[0]
     with jax.default_device(second_device):
         stray = jax.jit(lambda: jnp.zeros(N, jnp.float32)).lower().compile()()
     with jax.default_device(first):
@@ -213,7 +213,7 @@ def test_compiled_program_moves_an_uncommitted_array_of_another_device_and_refus
     assert program(stray).devices() == {first}
     assert not stray.is_deleted()
     with pytest.raises(ValueError, match="sharding"):
-        program(jax.device_put(zeros(), second))
+        program(jax.device_put(zeros(), second_device))
 
 
 def test_default_device_is_thread_local(second_device):

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import arenax
+import arenax._landing as landing
+import arenax._programs as programs
 
 from .conftest import placement
 
@@ -73,13 +75,11 @@ def test_an_error_in_tracing_leaves_the_contents(pool: arenax.BufferPool) -> Non
 def test_a_failure_in_the_middle_of_a_batch_lands_none_of_it(
     pool: arenax.BufferPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import arenax._landing as landing
-
     batch = {"a": np.ones(3, np.float32), "b": jnp.ones(4, np.float32)}
     for _ in range(2):
         with pool.step() as step:
             step.put(batch)
-    real, calls = landing.run, []
+    real, calls = programs.run, []
 
     def run(program: Any, *args: Any) -> Any:
         calls.append(program)
@@ -88,6 +88,7 @@ def test_a_failure_in_the_middle_of_a_batch_lands_none_of_it(
         return real(program, *args)
 
     monkeypatch.setattr(landing, "run", run)
+    monkeypatch.setattr(programs, "run", run)
     with pytest.raises(RuntimeError, match="second program"):
         pool.put(batch)
     assert pool.stats().leased_count == 0
@@ -103,8 +104,6 @@ def test_a_program_that_returns_its_argument_is_never_written_through(
     pool: arenax.BufferPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a jitted identity does under disable_jit: the last borrower's own array would be overwritten."""
-    import arenax._landing as landing
-
     with pool.step() as step:
         stale = step.put(np.ones(3, np.float32))
     real = landing.run
@@ -114,6 +113,7 @@ def test_a_program_that_returns_its_argument_is_never_written_through(
 
     with monkeypatch.context() as patch:
         patch.setattr(landing, "run", run)
+        patch.setattr(programs, "run", run)
         with pytest.raises(RuntimeError, match="very array"), pool.step() as step:
             step.put(np.zeros(3, np.float32))
     assert (np.asarray(stale) == 1).all()

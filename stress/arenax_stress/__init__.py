@@ -1,0 +1,1 @@
+"""The `arenax` command: demonstrates and stresses the pool. It draws with `arenax[tools]`."""

@@ -1,0 +1,319 @@
+"""`arenax stress`: a random soak of the real pool, in which every byte that is read back is verified."""
+
+import argparse
+import contextlib
+import gc
+import json
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Sequence
+from random import Random
+
+import attrs
+import numpy as np
+
+import arenax
+
+from ._soak_leases import add
+from ._soak_ledger import Ledger
+from ._soak_report import Failure, Report
+from ._soak_values import RAGGED, Kind, make_batches, make_kinds, pattern
+from ._soak_worker import WEIGHTS, Worker
+
+MODES = ("grow", "spill", "wait", "raise")
+# An operation takes milliseconds, a compile less than a second: a thread that is silent for so long is in a deadlock.
+HANG_SECONDS = 60.0
+Progress = Callable[[str, float, int], None]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of ``arenax stress``."""
+    parser.add_argument("--seconds", type=_positive_float, default=10.0, help="how long (default 10)")
+    parser.add_argument("--seed", type=int, default=None, help="repeats a run (default: a new one)")
+    parser.add_argument(
+        "--threads", type=_positive_int, default=2, help="threads that use the pool at once (default 2)"
+    )
+    parser.add_argument("--classes", type=_positive_int, default=6, help="kinds of array in play (default 6)")
+    parser.add_argument(
+        "--budget", help='bytes of the pool, such as "8MiB" (default: none, and a tight one while it grows)'
+    )
+    parser.add_argument(
+        "--modes", nargs="+", choices=MODES, default=MODES, help="values of on_exhausted (default: all)"
+    )
+    parser.add_argument(
+        "--omit", nargs="+", choices=sorted(WEIGHTS), default=(), help="operations to leave out, to narrow down"
+    )
+    parser.add_argument("--operations", type=_positive_int, help="stop each thread after so many, in each mode")
+    parser.add_argument("--json", metavar="FILE", help="write the report to this file as well")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs ``arenax stress``.
+
+    Returns:
+        0 where all was well, 1 on a failure, 130 after Ctrl-C.
+    """
+    from rich.console import Console
+
+    console = Console()
+    seed = int(time.time_ns() // 1000 % 1_000_000) if args.seed is None else args.seed
+    with _bar(console, args.seconds) as progress:
+        report = soak(
+            seconds=args.seconds,
+            seed=seed,
+            threads=args.threads,
+            classes=args.classes,
+            budget=args.budget,
+            modes=args.modes,
+            omit=args.omit,
+            operations=args.operations,
+            progress=progress,
+        )
+    report.show(console)
+    if args.json:
+        with open(args.json, "w", encoding="utf-8") as file:
+            json.dump(report.as_dict(), file, indent=2)
+            file.write("\n")
+    return report.exit_status
+
+
+def soak(
+    *,
+    seconds: float = 10.0,
+    seed: int = 0,
+    threads: int = 2,
+    classes: int = 6,
+    budget: str | int | None = None,
+    modes: Sequence[str] = MODES,
+    omit: Collection[str] = (),
+    operations: int | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Uses pools at random from several threads, one pool for each mode, and verifies all that is read back.
+
+    Which operation comes as number n of a thread, and with what values, depends on the seed, the thread and n alone.
+    Ctrl-C ends the soak early.
+
+    Args:
+        seconds: How long, in all.
+        seed: The seed.
+        threads: Threads.
+        classes: Kinds of array in play.
+        budget: The pools' budget; None for none, and a tight one in the mode ``"grow"``.
+        modes: Values of `on_exhausted`, each for an equal share of the time.
+        omit: Operations to leave out.
+        operations: Operations of each thread in each mode; None for as many as there is time for.
+        progress: Called now and then with the mode, the seconds since the start and the operations done.
+
+    Returns:
+        The report; ``exit_status`` says how it went.
+
+    Example:
+        >>> from arenax_stress._soak import soak
+        >>> soak(seconds=60, operations=20, threads=1, modes=["grow"]).exit_status
+        0
+    """
+    kinds = make_kinds(seed, classes)
+    report = Report(seed, threads, classes, None if budget is None else str(budget), kinds=[str(k) for k in kinds])
+    start = time.monotonic()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "pool .* has no free slot", RuntimeWarning)
+        warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+        for i, mode in enumerate(modes):
+            if report.failures or report.interrupted:
+                break
+            deadline = start + seconds * (i + 1) / len(modes)
+            phase = _Phase(report, mode, kinds, budget, deadline, operations, omit)
+            try:
+                phase.run(lambda mode, done: progress(mode, time.monotonic() - start, done) if progress else None)
+            except KeyboardInterrupt:  # Before its threads began, or after their end.
+                report.interrupted = True
+    report.seconds = time.monotonic() - start
+    return report
+
+
+@attrs.define
+class _Phase:
+    """One pool of one mode, from its first slot to its end."""
+
+    report: Report
+    mode: str
+    kinds: list[Kind]
+    budget: str | int | None
+    deadline: float
+    operations: int | None
+    omit: Collection[str]
+
+    def run(self, progress: Callable[[str, int], None]) -> None:
+        """Runs the phase, and adds what it did to the report."""
+        report = self.report
+        pool, expected = self._make_pool()
+        stop = threading.Event()
+        try:
+            tally = pool.lease((7,), "int32")
+            tally.update(add, np.int32(0))
+        except arenax.PoolExhausted:
+            tally = None
+        ledger = Ledger(pool, self.kinds, make_batches(report.seed, self.kinds), tally, stop)
+        omit = {*self.omit}
+        if Random(f"{report.seed}/{self.mode}/check").random() < 0.5:
+            omit.add("check")  # It sweeps up what was lost, and so hides it from the count at the end.
+        workers = [Worker(ledger, report.seed, self.mode, i, omit) for i in range(report.threads)]
+        threads = [threading.Thread(target=w.work, args=(self.operations,), daemon=True) for w in workers]
+        for thread in threads:
+            thread.start()
+        self._watch(threads, workers, stop, progress)
+        hung = any(thread.is_alive() for thread in threads)
+        for worker in workers:
+            if not hung:  # Else this thread might wait for a lock of theirs.
+                worker.finish()
+            report.done_count += worker.done_count
+            report.refused_count += worker.refused_count
+            report.verified_bytes += worker.verified_bytes
+            report.verified_count += worker.verified_count
+            if worker.failure is not None:
+                report.failures.append(worker.failure)
+        report.address_count += sum(len(addresses) for addresses in ledger.seen.values())
+        report.move_count += ledger.moves.total()
+        if report.failures:
+            # What a failed operation still held is not let go in order, and would be one more failure.
+            if not hung:
+                report.stats[self.mode] = pool.stats()
+            return
+        try:
+            self._end(pool, ledger, expected)
+        except Exception as e:
+            details = "" if isinstance(e, AssertionError) else traceback.format_exc(limit=-6)
+            self._fail("the end", f"{type(e).__name__}: {e}", details)
+
+    def _make_pool(self) -> tuple[arenax.BufferPool, Counter[arenax.SizeClass]]:
+        """Returns a pool and the slots that it has for good, for each class; none where it grows."""
+        rng = Random(f"{self.report.seed}/{self.mode}/pool")
+        spare = rng.randint(1, 2 + 2 * self.report.threads)
+        budget = self.budget
+        if budget is None and self.mode == "grow" and rng.random() < 0.8:
+            sizes = {c: c.nbytes for kind in self.kinds for c in kind.classes()}
+            budget = int(sum(sizes.values()) * (1 + rng.random() * self.report.threads)) + 4096
+        timeout = 0.02 if self.mode == "wait" else None
+        pool = arenax.BufferPool(
+            ragged=RAGGED, budget=budget, on_exhausted=self.mode, timeout=timeout, name=f"soak-{self.mode}"
+        )
+        reserved = Counter[arenax.SizeClass]()
+        if self.mode != "grow":
+            scalar = arenax.SizeClass((), np.dtype(np.int32))
+            tally = arenax.SizeClass((7,), np.dtype(np.int32))
+            for size_class in [tally, *(c for kind in self.kinds for c in kind.classes()), *[scalar] * 4]:
+                slots = 1 if size_class is tally else spare
+                with contextlib.suppress(
+                    arenax.PoolExhausted
+                ):  # Beyond the user's budget: the class is refused always.
+                    spec = arenax.ArraySpec(size_class.shape, size_class.dtype)
+                    pool.reserve({**{group: [] for group in RAGGED}, "fixed": [spec]}, slots=slots)
+                    reserved[size_class] += slots
+        return pool, reserved
+
+    def _watch(
+        self,
+        threads: Sequence[threading.Thread],
+        workers: Sequence[Worker],
+        stop: threading.Event,
+        progress: Callable[[str, int], None],
+    ) -> None:
+        """Waits for the end of the phase; Ctrl-C comes here, in the main thread."""
+        try:
+            while any(t.is_alive() for t in threads) and time.monotonic() < self.deadline:
+                if stop.wait(0.05):
+                    break
+                progress(self.mode, sum(w.operation for w in workers) + self.report.done_count.total())
+        except KeyboardInterrupt:
+            self.report.interrupted = True
+        stop.set()
+        limit = time.monotonic() + HANG_SECONDS
+        for i, (thread, worker) in enumerate(zip(threads, workers, strict=True)):
+            thread.join(max(limit - time.monotonic(), 0))
+            if thread.is_alive():
+                frame = sys._current_frames().get(thread.ident or 0)  # pyright: ignore[reportPrivateUsage]
+                stack = "".join(traceback.format_stack(frame)[-8:])
+                what = f"still in it {HANG_SECONDS:.0f} s after it should have stopped"
+                self.report.failures.append(Failure(self.mode, i, worker.operation, worker.name, what, stack))
+
+    def _end(self, pool: arenax.BufferPool, ledger: Ledger, expected: Counter[arenax.SizeClass]) -> None:
+        """All has been dropped: verifies that all came back."""
+        if (tally := ledger.tally) is not None:
+            got = np.array(tally.array)
+            if (got != ledger.added).any():
+                self._fail("the end", f"{ledger.added} additions by all threads to one lease came to {got}")
+            tally.release()
+        gc.collect()
+        # Before check(), which would sweep up what was lost.
+        stats = self.report.stats[self.mode] = pool.stats()
+        for size_class, of_class in stats.by_class.items():
+            if of_class.leased_count or of_class.leased_bytes or of_class.requested_bytes:
+                lost = (
+                    f"{of_class.leased_count} slots of {size_class}, {of_class.leased_bytes:,} bytes, are still leased"
+                )
+                self._fail("the end", f"{lost} though all was dropped")
+            # Slots are replaced when they are kept, detached or donated, and leave only by conversion.
+            due = expected[size_class] if self.mode != "grow" else of_class.peak_slot_count
+            if of_class.slot_count != due and not stats.conversion_count:
+                self._fail("the end", f"{of_class.slot_count} slots of {size_class} are left of {due}")
+        if stats.leased_count or stats.reserved_bytes != stats.idle_bytes:
+            self._fail("the end", f"{stats.leased_count} slots are still leased though all was dropped")
+        pool.check()
+        self._close(pool)
+
+    def _close(self, pool: arenax.BufferPool) -> None:
+        """What is on loan when the pool closes stays valid."""
+        rng = Random(f"{self.report.seed}/{self.mode}/close")
+        value = pattern(np.dtype(np.float32), (64,), rng)
+        held = []
+        with contextlib.suppress(arenax.PoolExhausted):
+            held = [pool.put({**{group: [] for group in RAGGED}, "fixed": [value]})["fixed"][0]]
+        pool.close()
+        if any(np.array(x).tobytes() != value.tobytes() for x in held):
+            self._fail("close", "an array on loan changed when the pool was closed")
+
+    def _fail(self, name: str, what: str, details: str = "") -> None:
+        self.report.failures.append(Failure(self.mode, -1, -1, name, what, details))
+
+
+@contextlib.contextmanager
+def _bar(console: "object", seconds: float) -> Generator[Progress | None, None, None]:
+    """A progress bar, on a terminal only."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    if not isinstance(console, Console) or not console.is_terminal:
+        yield None
+        return
+    columns = [
+        TextColumn("{task.description:>6}"),
+        BarColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[done]:,} operations"),
+    ]
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=seconds, done=0)
+
+        def update(mode: str, elapsed: float, done: int) -> None:
+            bar.update(task, description=mode, completed=min(elapsed, seconds), done=done)
+
+        yield update
+
+
+def _positive_int(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return value
+
+
+def _positive_float(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be above 0 and finite, got {text}")
+    return value
