@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import arenax
+from arenax_adapters import prefetch as module
 
 MakePool = Callable[..., arenax.BufferPool]
 
@@ -42,3 +43,8 @@ def make_pool() -> Iterator[MakePool]:
         pool.check()
         pool.close()
     assert prefetch_threads() == []
+
+
+@pytest.fixture
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_GRACE_SECONDS", 0)
