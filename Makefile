@@ -93,7 +93,7 @@ endef
 export USE_WHEEL
 
 clean:
-	rm -rf .venv .venv-newest build dist htmlcov demo.png .coverage* .hypothesis .pytest_cache .ruff_cache .benchmarks
+	rm -rf .venv .venv-newest build dist htmlcov arenax-demo.png .coverage* .hypothesis .pytest_cache .ruff_cache .benchmarks
 	find pool adapters stress tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

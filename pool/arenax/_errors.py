@@ -80,7 +80,7 @@ class NoSizeClass(ArenaxError, ValueError):
         size: The size that was asked for.
         maximum: The largest size class.
         axis: The ragged axis, or None where no array is at hand.
-        leaf: The leaf's place in the batch, or an empty text.
+        leaf: The leaf, such as ``leaf ['x']``, or an empty text.
     """
 
     size: int

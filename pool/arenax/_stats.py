@@ -173,7 +173,7 @@ class Stats:
         return (self.peak_reserved_bytes - peak) / peak if peak else 0.0
 
     def memory_stats(self) -> dict[str, int]:
-        """Returns the figures under the keys of `jax.Device.memory_stats`, on every backend.
+        """Returns the figures under the keys of `jax.Device.memory_stats`, on every backend; a limit of 0 is none.
 
         Example:
             >>> import arenax
@@ -182,7 +182,6 @@ class Stats:
             ...     pool.stats().memory_stats()["pool_bytes"]
             2048
         """
-        limit = {} if self.budget_bytes is None else {"bytes_limit": self.budget_bytes}
         largest = max((c.nbytes for c, s in self.by_class.items() if s.slot_count > s.leased_count), default=0)
         return {
             "bytes_in_use": self.leased_bytes,
@@ -194,7 +193,8 @@ class Stats:
             "num_allocs": self.hit_count + self.creation_count,
             "largest_alloc_size": max((c.nbytes for c in self.by_class), default=0),
             "largest_free_block_bytes": largest,
-            **limit,
+            "bytes_limit": self.budget_bytes or 0,
+            "bytes_reservable_limit": self.budget_bytes or 0,
         }
 
     def __str__(self) -> str:
@@ -226,7 +226,13 @@ class Stats:
             )
             for row in rows
         ]
-        return "\n".join([*table, events, f"{budget}; padding {self.internal_waste:.1%} of what is leased"])
+        return "\n".join([*table, events, f"{budget}; {_padding(self)}"])
+
+
+def _padding(stats: Stats) -> str:
+    if not stats.peak_leased_bytes:
+        return "nothing was leased"
+    return f"padding {1 - stats.peak_requested_bytes / stats.peak_leased_bytes:.1%} of what was leased at the peak"
 
 
 def human_bytes(n: int) -> str:

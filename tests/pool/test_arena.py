@@ -83,8 +83,9 @@ def test_greedy_dual_size_gives_up_the_large_and_the_long_idle_first(make_fake: 
 def test_what_a_batch_needs_itself_is_not_given_up_for_it(make_fake: MakePool) -> None:
     pool = make_fake(budget=100)
     pool.reserve([arenax.ArraySpec((40,), "uint8"), arenax.ArraySpec((60,), "uint8")], slots=1)
-    with pool.step() as step, pytest.warns(RuntimeWarning, match="outside the pool"):
-        step.put([np.ones(40, np.uint8), np.ones(60, np.uint8), np.ones(50, np.uint8)])
+    with pool.step() as step:
+        with pytest.warns(RuntimeWarning, match="outside the pool"):
+            step.put([np.ones(40, np.uint8), np.ones(60, np.uint8), np.ones(50, np.uint8)])
         assert (pool.stats().hit_count, pool.stats().spill_count) == (2, 1)
 
 

@@ -276,7 +276,7 @@ def test_a_lease_whose_array_was_donated_away_says_so_and_goes_on(make_pool: Mak
     ):
         with pool.lease((4,), "float32") as lease:
             donate(lease.array)
-            with pytest.raises((RuntimeError, ValueError), match="deleted|donated"):
+            with pytest.raises((RuntimeError, ValueError), match=r"deleted|donated"):
                 operation(lease)
             np.testing.assert_array_equal(lease.array, np.zeros(4))
     assert pool.stats().slot_count == 1
@@ -319,6 +319,7 @@ def test_a_view_makes_donation_a_copy_which_is_adopted_and_counted(make_pool: Ma
     with pytest.raises(arenax.NotSteady, match="view") as error, pool.steady(), pool.step() as step:
         step.put(X)
     assert error.value.cause == "copy"
+    assert held is not None
 
 
 def test_lease_writes_a_part_and_refuses_what_would_leave_the_slot(make_pool: MakePool) -> None:
@@ -564,7 +565,9 @@ def test_spill_is_counted_warned_once_and_freed(make_pool: MakePool) -> None:
 
 def test_a_spilled_lease_or_step_works_as_any_other(make_pool: MakePool) -> None:
     pool = make_pool(on_exhausted="spill")
-    with pytest.warns(RuntimeWarning, match="fresh array"), pool.lease((3,), "int32") as lease:
+    with pytest.warns(RuntimeWarning, match="fresh array"):
+        lease = pool.lease((3,), "int32")
+    with lease:
         lease.write([1, 2, 3])
         np.testing.assert_array_equal(lease.detach(), [1, 2, 3])
     with pool.step() as step:

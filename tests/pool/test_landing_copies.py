@@ -178,3 +178,19 @@ def test_whatever_is_drawn_after_an_array_was_donated_away_is_whole(
     assert (stats.slot_count, stats.leased_count, stats.copy_count) == (1, 0, 0)
     assert stats.creation_count == before.creation_count + 1
     pool.check()
+
+
+@pytest.mark.parametrize(("dtype", "keeps"), [("float32", True), ("bfloat16", False)])
+def test_a_numpy_view_keeps_its_loan_except_of_bfloat16(dtype: str, keeps: bool) -> None:
+    """`numpy.asarray` of a bfloat16 array keeps the memory alive but not the array; the next landing is a copy then."""
+    value = np.ones(16).astype(jax.numpy.dtype(dtype))
+    with arenax.BufferPool() as pool:
+        pool.reserve(value, slots=1)
+        x = pool.put(value)
+        held = np.asarray(x)
+        del x
+        assert pool.stats().leased_count == keeps
+        with pool.step() as step:
+            step.put(value * 0)
+        assert (held == value).all()
+        assert pool.stats().copy_count == (not keeps)

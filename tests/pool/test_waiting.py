@@ -1,4 +1,4 @@
-"""Waiting: order of arrival, one deadline, hand-over, and no wait that nobody can end. Races are gated, never slept for."""
+"""Waiting: order of arrival, one deadline, hand-over, no wait that nobody can end. Races are gated, never slept for."""
 
 import threading
 from collections.abc import Callable
@@ -111,7 +111,7 @@ def test_one_who_waits_for_another_class_does_not_stand_in_the_way(make_pool: Ma
 def test_a_timeout_names_itself_and_leaves_the_line(make_pool: MakePool) -> None:
     pool = one_slot(make_pool, timeout=0.05)
     held = pool.lease((4,), "uint8")
-    with pytest.raises(arenax.PoolExhausted, match="after a wait of 0.05 s") as error:
+    with pytest.raises(arenax.PoolExhausted, match=r"after a wait of 0\.05 s") as error:
         pool.lease((4,), "uint8")
     assert isinstance(error.value, TimeoutError)
     assert error.value.timeout_seconds == 0.05
