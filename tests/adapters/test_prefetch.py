@@ -108,7 +108,7 @@ def test_steady_after_warm_up(make_pool: MakePool):
 
 def test_not_steady_reaches_the_consumer(make_pool: MakePool):
     pool = make_pool()
-    with pool.steady(), pytest.raises(arenax.NotSteady) as caught:
+    with pytest.raises(arenax.NotSteady) as caught, pool.steady():
         next(prefetch(batches(1), pool))
     assert caught.value.cause == "creation"
 
