@@ -268,7 +268,11 @@ class Arena(Policy):
                 if self._line:
                     self._line[0].signal.put(None)
         if waiter.error is not None:
-            raise waiter.error
+            error, waiter.error = waiter.error, None
+            try:
+                raise error
+            finally:
+                del error  # Or the error, its traceback and this frame would be a cycle, and keep the caller's leases.
         assert waiter.slots is not None
         return waiter.slots
 

@@ -102,7 +102,9 @@ class Waiter:
         for shelf, count in self.need.items():
             mine = 0
             if self.token is not None and self.token.starving:
-                mine = sum(s.loan is not None and s.loan.token is self.token for s in shelf.slots)
+                # A loan whose holder is dead is on its way back.
+                loans = [s.loan for s in shelf.slots if s.loan is not None]
+                mine = sum(loan.token is self.token and loan() is not None for loan in loans)
             if count > len(shelf.slots) - mine:
                 return True
         return False

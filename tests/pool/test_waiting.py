@@ -1,7 +1,9 @@
 """Waiting: order of arrival, one deadline, hand-over, no wait that nobody can end. Races are gated, never slept for."""
 
+import gc
 import threading
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -119,6 +121,41 @@ def test_a_timeout_names_itself_and_leaves_the_line(make_pool: MakePool) -> None
     assert not pool.arena._line
     held.release()
     pool.lease((4,), "uint8").release()
+
+
+def test_a_refused_wait_keeps_no_lease_alive(make_pool: MakePool) -> None:
+    """As an exception whose traceback leads back to itself would, until the next collection."""
+    pool = one_slot(make_pool, timeout=0)
+
+    def refused() -> None:
+        held = pool.lease((4,), "uint8")
+        assert not held.released
+        with pytest.raises(arenax.PoolExhausted):
+            pool.lease((4,), "uint8")
+
+    gc.disable()
+    try:
+        refused()
+        assert pool.stats().leased_count == 0
+    finally:
+        gc.enable()
+
+
+def test_a_loan_on_its_way_back_is_not_held(make_pool: MakePool) -> None:
+    pool = one_slot(make_pool)
+    token = arenax.CancelToken()
+    x = pool.put(ROW, cancel=token)
+    thread = Thread(lambda: pool.put(ROW, cancel=token))
+    waiting(pool, 1)
+    with pool.arena._lock:
+        token.starving = True
+        (waiter,) = pool.arena._line
+        assert waiter.is_hopeless()
+        returned, pool.arena._returned = pool.arena._returned, SimpleQueue()  # The return is in somebody's hand.
+        del x
+        assert not waiter.is_hopeless()
+        pool.arena._returned = returned
+    thread.finish()
 
 
 def test_a_timeout_of_zero_tries_once(make_pool: MakePool) -> None:
