@@ -15,6 +15,8 @@ from ._slot import Loan, Shelf, Slot
 from ._verify import verify
 from ._waiters import CancelToken, Waiter
 
+# A wait is ended by a message, and this often looks whether an interrupt in another thread has swallowed it.
+LOOK_AGAIN_SECONDS = 1.0
 MODES = ("grow", "spill", "wait", "raise")
 
 
@@ -82,16 +84,13 @@ class Arena(Policy):
                 self._settle()
             slots = [] if self._line else self._pick(shelves)
             if slots:
-                self._lend(slots, requested, loan)
-                for shelf in shelves:
-                    shelf.tally.hit_count += 1
-                self.tally.hit_count += len(slots)
+                self._lend_hits(slots, requested, loan)
                 return slots
             outcome = self._decide(shelves, requested, loan, cancel)
         if isinstance(outcome, Waiter):
             return self._wait(outcome)
         slots, doomed = outcome
-        doomed.clear()  # Drops the buffers that were given up, before new ones are made.
+        self._drop(doomed)  # Before new buffers are made.
         self._make([s for s in slots if s.array is None])
         if not self._warned_of_spill and any(s.spilled for s in slots):
             self._warned_of_spill = True
@@ -104,7 +103,7 @@ class Arena(Policy):
         Raises:
             BudgetExceeded: Naming the bytes asked for, reserved and allowed; also a `MemoryError`.
         """
-        holder = _Holder()
+        holder = Holder()
         loan = self.loan(holder)
         # Critical section.
         with self._lock:
@@ -208,16 +207,17 @@ class Arena(Policy):
                     waiter.refuse(refusals.closed(self))
             if self._line:
                 self._returned.put(None)
-            doomed: list[Slot] = []
+            idle: list[Slot] = []
             for shelf in self.shelves.values():
-                doomed.extend(shelf.slots)
+                idle.extend(shelf.free)
                 for slot in shelf.slots:
-                    if slot.loan is not None:
-                        slot.loan.slots = []
-                        slot.loan = None
+                    loan, slot.loan = slot.loan, None
+                    if loan is not None:
+                        loan.slots = []
                 shelf.slots, shelf.free = set(), deque()
                 self._forget(shelf.tally)
             self._forget(self.tally)
+        self._drop(idle)
 
     def check(self) -> None:
         """Verifies the invariants of the class's docstring; sweeps lost loans first.
@@ -230,6 +230,11 @@ class Arena(Policy):
             self._sweep(self.shelves.values())
             self._settle()
             verify(self)
+
+    def _drop(self, slots: Sequence[Slot]) -> None:
+        """Frees the buffers of slots that left the pool; an old lease or step may still refer to the slot itself."""
+        for slot in slots:
+            slot.array = slot.view = None
 
     def _make(self, slots: Sequence[Slot]) -> None:
         """Gives empty slots, on loan to the caller, their buffers."""
@@ -249,24 +254,22 @@ class Arena(Policy):
         try:
             while not waiter.settled:
                 inbox: SimpleQueue[Any] = self._returned if self._line[0] is waiter else waiter.signal
+                left = LOOK_AGAIN_SECONDS if deadline is None else max(deadline - time.monotonic(), 0)
                 try:
-                    loan = inbox.get(timeout=None if deadline is None else max(deadline - time.monotonic(), 0))
+                    loan = inbox.get(timeout=min(left, LOOK_AGAIN_SECONDS))
                 except Empty:
                     with self._lock:
                         self._sweep(waiter.need)
                         self._settle()
-                        if not waiter.settled:
+                        if not waiter.settled and left <= LOOK_AGAIN_SECONDS and deadline is not None:
                             waiter.refuse(refusals.timed_out(self, waiter.shelves))
-                    break
-                self.settle([] if loan is None else [loan])
+                else:
+                    self.settle([] if loan is None else [loan])
         finally:
             with self._lock:
                 self._line.remove(waiter)
-                while self._line and self._line[0].loan() is None:  # Abandoned by an interrupt in its own clean-up.
-                    self._line.popleft()
                 self._settle()
-                if self._line:
-                    self._line[0].signal.put(None)
+                self._hand_over_duty()
         if waiter.error is not None:
             error, waiter.error = waiter.error, None
             try:
@@ -277,7 +280,7 @@ class Arena(Policy):
         return waiter.slots
 
 
-class _Holder:
+class Holder:
     """Holds a loan for the time of one call."""
 
     __slots__ = ("__weakref__",)

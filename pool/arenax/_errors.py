@@ -31,9 +31,13 @@ class PoolExhausted(ArenaxError, RuntimeError):
         slot_count: Slots of the classes asked for.
         idle_bytes: Bytes of idle slots of all classes.
         budget_bytes: The budget, or None.
+        holders: Who has the slots of the classes asked for: ``{"Lease": 2}``, by the kind of holder.
+        oldest_seconds: Age of the oldest of these loans, 0 where there is none.
     """
 
     pool: str
+    holders: dict[str, int]
+    oldest_seconds: float
     asked: str
     leased_count: int
     slot_count: int

@@ -215,6 +215,7 @@ class DonatedLanding(Landing):
     def update(self, slot: Slot, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         size_class = slot.size_class
         leaves, treedef = jax.tree.flatten(args)
+        leaves = [self._source(slot, x) for x in leaves]
         kinds = tuple(jax.typeof(x) for x in leaves)
 
         def arenax_update(slot: jax.Array, *leaves: jax.Array) -> jax.Array:
@@ -263,12 +264,12 @@ class DonatedLanding(Landing):
         if not isinstance(value, jax.Array):
             return value
         home = slot.array.sharding
+        elsewhere = value.devices() != {self.device} or value.sharding.memory_kind != home.memory_kind
+        if not elsewhere and value is not slot.array and value.unsafe_buffer_pointer() != slot.address:
+            return value
         with undisturbed(), jax.ensure_compile_time_eval():  # For real, also inside a trace.
-            if value.devices() != {self.device} or value.sharding.memory_kind != home.memory_kind:
-                return jax.device_put(value, home)
-            if value is slot.array or value.unsafe_buffer_pointer() == slot.address:
-                return jnp.array(value, copy=True)  # Donating a buffer that is also an operand is refused.
-        return value
+            # Donating a buffer that is also an operand is refused, so a copy of the slot's own.
+            return jax.device_put(value, home) if elsewhere else jnp.array(value, copy=True)
 
     def _replace(self, slot: Slot, result: Any) -> None:
         self._replace_all((slot,), (result,))

@@ -1,8 +1,9 @@
 """A lease: one explicit checkout of one slot, written in place and returned once."""
 
 import contextlib
+import operator
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, Self
 
 import jax
@@ -12,7 +13,7 @@ from jax.core import Tracer
 from ._arena import Arena
 from ._errors import LeaseReleased, NotSteady, OutOfBounds
 from ._landing import Landing
-from ._request import SizeClass, as_array, canonical_dtype, is_castable
+from ._request import SizeClass, as_array, canonical_dtype, is_castable, scalar_of
 from ._slot import Loan, Slot
 
 
@@ -118,7 +119,7 @@ class Lease:
         """
         with self._operation("write"):
             value = self._checked(value)
-            start = (0,) * len(self.shape) if at is None else tuple(int(i) for i in at)
+            start = (0,) * len(self.shape) if at is None else tuple(operator.index(i) for i in at)
             self._write(value, start)
 
     def append(self, rows: Any) -> None:
@@ -139,6 +140,7 @@ class Lease:
 
     def fill(self, value: Any) -> None:
         """Sets every element to the scalar `value`, and the cursor to 0."""
+        scalar_of(value, self.dtype)
         with self._operation("fill"):
             self._run(lambda: self._landing.fill(self._slot, value))
             self._cursor = 0
@@ -177,6 +179,7 @@ class Lease:
         with self._operation("release"):
             self._released = True
             self._arena.give_back(self._loan)
+            drop_spilled((self._slot,))
 
     def detach(self) -> jax.Array:
         """Takes the array out of the pool for good and returns it; a new buffer takes its slot's place.
@@ -257,6 +260,13 @@ class Lease:
             if not self._landing.is_whole(self._slot):
                 self._arena.replace(self._slot)
             raise
+
+
+def drop_spilled(slots: Iterable[Slot]) -> None:
+    """Frees the buffers outside the pool at the end of their loan, also where somebody keeps the lease or the step."""
+    for slot in slots:
+        if slot.spilled:
+            slot.array = slot.view = None
 
 
 def first_operation(arena: Arena, landing: Landing, slot: Slot, operation: Callable[[Slot], None] | None) -> None:

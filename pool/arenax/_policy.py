@@ -58,6 +58,13 @@ class Policy:
             slot.shelf.tally.lend(slot.shelf.nbytes, nbytes)
             self.tally.lend(slot.shelf.nbytes, nbytes)
 
+    def _lend_hits(self, slots: list[Slot], requested: Sequence[int], loan: Loan) -> None:
+        """Lends slots that were free, one a leaf."""
+        self._lend(slots, requested, loan)
+        for slot in slots:
+            slot.shelf.tally.hit_count += 1
+        self.tally.hit_count += len(slots)
+
     def _end(self, loan: Loan) -> None:
         """Frees what is still on this very loan; any other tenant's slot is left alone."""
         for slot in loan.slots:
@@ -101,15 +108,18 @@ class Policy:
                 break
             if loan is not None:
                 self._end(loan)
+        if any(w.loan() is None for w in self._line):  # Abandoned, by an interrupt in a waiter's own clean-up.
+            self._line = deque(w for w in self._line if w.loan() is not None)
+            self._hand_over_duty()
         blocked: set[Shelf] = set()
         for waiter in self._line:
-            if waiter.settled or waiter.loan() is None:
+            if waiter.settled:
                 continue
             slots = [] if blocked & waiter.need.keys() else self._pick(waiter.shelves)
             if waiter.token is not None and waiter.token.cancelled and not slots:
                 waiter.refuse(refusals.exhausted(self, waiter.shelves, "the wait was cancelled"))
             elif slots:
-                self._lend(slots, waiter.requested, waiter.loan)
+                self._lend_hits(slots, waiter.requested, waiter.loan)
                 waiter.grant(slots)
             elif waiter.is_hopeless():
                 waiter.refuse(refusals.exhausted(self, waiter.shelves, "whoever waits for them holds them all"))
@@ -118,24 +128,30 @@ class Policy:
         if self._line and self._line[0].settled:
             returned.put(None)  # The waiter on duty listens here, not to its own signal.
 
+    def _hand_over_duty(self) -> None:
+        if self._line:
+            self._line[0].signal.put(None)
+
     def _sweep(self, shelves: Iterable[Shelf]) -> None:
         """Ends the loans whose holders died without a word: an interrupt can swallow an item of the queue."""
         for shelf in shelves:
             shelf.misses, shelf.sweep_after = 0, len(shelf.slots)
-            for loan in {id(s.loan): s.loan for s in shelf.slots if s.loan is not None and s.loan() is None}.values():
-                self._end(loan)
+            loans = {id(loan): loan for loan in (slot.loan for slot in shelf.slots) if loan is not None}
+            for loan in loans.values():
+                if loan() is None:
+                    self._end(loan)
 
     def _decide(
         self, shelves: Sequence[Shelf], requested: Sequence[int], loan: Loan, cancel: CancelToken | None
     ) -> Waiter | tuple[list[Slot], list[Slot]]:
         """Some slot is not free: returns slots (some still empty) and slots to drop, or a waiter, or raises."""
         need = Counter(shelves)
-        for shelf in need:
-            shelf.misses += 1
-        # A sweep costs as much as there are slots, so it comes once in as many misses, or before giving up.
-        self._sweep(s for s in need if s.misses > s.sweep_after or self.mode in ("wait", "raise"))
         if self.mode in ("wait", "raise"):
             return self._wait_or_raise(shelves, requested, loan, cancel, need)
+        # A sweep costs as much as there are slots, so it comes once in as many misses.
+        for shelf in need:
+            shelf.misses += 1
+        self._sweep(shelf for shelf in need if shelf.misses > shelf.sweep_after)
         short = any(count > len(shelf.free) for shelf, count in need.items())
         if self.steady_depth and short:
             raise refusals.unsteady(self, *self._cause(need))
@@ -143,7 +159,7 @@ class Policy:
         doomed: list[Slot] = []
         hits: list[Shelf] = []
         # Hits first: what this very batch needs must not be given up for its own next leaf.
-        found = [self._take_free(shelf) for shelf in shelves]
+        found = [shelf.free.pop() if shelf.free else None for shelf in shelves]
         for shelf, slot in zip(shelves, found, strict=True):
             if slot is not None:
                 hits.append(shelf)
@@ -156,9 +172,6 @@ class Policy:
         self._lend([s for s, _ in pooled], [r for _, r in pooled], loan)
         loan.slots.extend(s for s in slots if s.spilled)
         return slots, doomed
-
-    def _take_free(self, shelf: Shelf) -> Slot | None:
-        return shelf.free.pop() if shelf.free else None
 
     def _grow(self, shelf: Shelf, loan: Loan, doomed: list[Slot]) -> Slot:
         """A new slot within the budget, by conversion where need be, or else a spilled one."""
@@ -199,10 +212,11 @@ class Policy:
     ) -> Waiter | tuple[list[Slot], list[Slot]]:
         barred = any(not w.settled and w.need.keys() & need.keys() for w in self._line)
         slots = [] if barred else self._pick(shelves)
+        if not slots and not barred:
+            self._sweep(need)
+            slots = self._pick(shelves)
         if slots:
-            self._lend(slots, requested, loan)
-            for shelf in shelves:
-                self._count(shelf, "hit_count")
+            self._lend_hits(slots, requested, loan)
             return slots, []
         if self.mode == "raise":
             raise refusals.exhausted(self, shelves, "")

@@ -2,26 +2,28 @@
 
 import contextlib
 import itertools
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Self
 
+import attrs
 import jax
 import numpy as np
 
-from ._arena import MODES, Arena
+from ._arena import MODES, Arena, Holder
 from ._batch import BatchPlan, Planner, count_classes
 from ._budget import budget_bytes
 from ._compiles import CompileCounter
 from ._landing import Landing, landing_on
 from ._lease import Lease
 from ._refusals import unsteady
-from ._request import SizeClass, canonical_dtype, exact_shape
+from ._request import SizeClass, canonical_dtype, exact_shape, scalar_of
 from ._slot import Loan, Slot
 from ._stats import Stats, human_bytes
 from ._step import Step
 from ._waiters import CancelToken
 
 _numbers = itertools.count(1)
+_NO_SCOPE = contextlib.nullcontext()
 
 
 class BufferPool:
@@ -140,14 +142,13 @@ class BufferPool:
             [[1. 0.]
              [0. 1.]]
         """
-        holder = _Holder()
+        holder = Holder()
         loan = self.arena.loan(holder, cancel)
-        plan, slots = self.land(self.planner, batch, with_sizes, loan, cancel)
-        try:
-            arrays = [self.arena.lend_array(slot, self.landing.lend(slot), cancel) for slot in slots]
-        except BaseException:
-            self.arena.give_back(loan)
-            raise
+
+        def lend(slot: Slot) -> Any:
+            return self.arena.lend_array(slot, self.landing.lend(slot), cancel)
+
+        plan, arrays = self.land(self.planner, batch, with_sizes, loan, lend, cancel=cancel)
         del loan  # It has nothing left; were it to outlive its holder, it would be queued as a return.
         return (plan.batch_of(arrays), plan.sizes_of(arrays)) if with_sizes else plan.batch_of(arrays)
 
@@ -176,9 +177,7 @@ class BufferPool:
         """
         size_class = SizeClass(exact_shape(shape), canonical_dtype(dtype))
         if fill is not None:
-            if np.ndim(fill) != 0:
-                raise ValueError(f"fill must be a scalar or None, got shape {np.shape(fill)}")
-            np.asarray(fill, size_class.dtype)
+            scalar_of(fill, size_class.dtype)
         return Lease.begin(self.arena, self.landing, size_class, fill)
 
     @contextlib.contextmanager
@@ -208,11 +207,12 @@ class BufferPool:
                 yield
         finally:
             self.arena.steady(-1)
-        if here.count or self.compile_counter.count != before:
-            names = [*here.names] or [*self.compile_counter.names]
-            raise unsteady(
-                self.arena, "compile", f"{max(here.count, 1)} programs, the last of them {', '.join(names[-4:])}"
-            )
+        counter = here if here.count else self.compile_counter
+        count = here.count or self.compile_counter.count - before
+        if count:
+            names = [*counter.names][-min(count, 4) :]
+            what = f"{count} programs, the last of them {', '.join(names)}"
+            raise unsteady(self.arena, "compile", what)
 
     def stats(self) -> Stats:
         """Returns a frozen snapshot of the pool's figures; ``str()`` of it is a table."""
@@ -231,18 +231,30 @@ class BufferPool:
         self.arena.close()
 
     def land(
-        self, planner: Planner, batch: Any, with_sizes: bool, loan: Loan, cancel: CancelToken | None = None
-    ) -> tuple[BatchPlan, Sequence[Slot]]:
-        """Checks slots out for a batch and lands it; on any exception the loan is given back."""
+        self,
+        planner: Planner,
+        batch: Any,
+        with_sizes: bool,
+        loan: Loan,
+        take: Callable[[Slot], Any],
+        *,
+        scope: contextlib.AbstractContextManager[None] = _NO_SCOPE,
+        cancel: CancelToken | None = None,
+    ) -> tuple[BatchPlan, list[Any]]:
+        """Checks slots out for a batch, lands it inside `scope`, and takes an array from each slot.
+
+        On any exception the loan is given back.
+        """
         try:
             plan, values, requested, rags = planner.plan(batch, with_sizes)
             slots = self.arena.checkout(plan.shelves, requested, loan, cancel)
-            plan.land(self.landing, slots, values, rags, self._mend)
-            self.arena.wrote(slots, requested)
+            with scope:
+                plan.land(self.landing, slots, values, rags, self._mend)
+                self.arena.wrote(slots, requested)
+                return plan, [take(slot) for slot in slots]
         except BaseException:
             self.arena.give_back(loan)
             raise
-        return plan, slots
 
     def _mend(self, slots: Sequence[Slot]) -> bool:
         """Replaces the slots that are broken, and says whether there were any."""
@@ -259,14 +271,7 @@ class BufferPool:
             budget_bytes=arena.budget,
             by_class={c: Stats.of(shelf.tally) for c, shelf in arena.shelves.items()},
         )
-        count = self.compile_counter.count
-        return Stats.of(
-            arena.tally,
-            budget_bytes=arena.budget,
-            by_class=whole.by_class,
-            by_device={self.landing.name: whole},
-            compile_count=count,
-        )
+        return attrs.evolve(whole, by_device={self.landing.name: whole}, compile_count=self.compile_counter.count)
 
     def __enter__(self) -> Self:
         return self
@@ -283,12 +288,6 @@ class BufferPool:
             f"<BufferPool {self.name!r} on {self.landing.name}: {s.slot_count} slots in {len(s.by_class)} classes, "
             f"{s.leased_count} leased, {human_bytes(s.reserved_bytes)}{limit} reserved>"
         )
-
-
-class _Holder:
-    """Holds a loan for the time of one call."""
-
-    __slots__ = ("__weakref__",)
 
 
 def _landing(placement: Any, counter: CompileCounter) -> Landing:

@@ -1,5 +1,6 @@
 """What an arena says when it refuses: each message names what was asked, what there is, and what to do."""
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -65,17 +66,31 @@ def _shortage(policy: "Policy", shelves: Sequence[Shelf], why: str) -> str:
         for shelf, count in Counter(shelves).items()
     )
     idle = human_bytes(policy.tally.idle_bytes)
-    remedy = (
-        ""
-        if policy.mode in ("grow", "spill")
-        else ('. Drop arrays or release leases sooner, reserve more slots, or let the pool grow (on_exhausted="grow")')
-    )
-    return f"pool {policy.name!r} has no free slot for {lines}{why}; {idle} lie idle in all classes{remedy}"
+    kinds, oldest = _holders(shelves)
+    held = ", ".join(f"{count} by {kind}" for kind, count in kinds.items())
+    held = f" (held: {held}; the oldest for {oldest:.1f} s)" if kinds else ""
+    remedy = ""
+    if policy.mode in ("wait", "raise"):
+        remedy = (
+            '. Drop arrays or release leases sooner, reserve more slots, or let the pool grow (on_exhausted="grow")'
+        )
+    return f"pool {policy.name!r} has no free slot for {lines}{held}{why}; {idle} lie idle in all classes{remedy}"
+
+
+def _holders(shelves: Sequence[Shelf]) -> tuple[dict[str, int], float]:
+    """Counts the loans by the kind of their holder, and returns the age of the oldest in seconds."""
+    loans = [s.loan for shelf in dict.fromkeys(shelves) for s in list(shelf.slots) if s.loan is not None]
+    kinds = Counter(type(holder).__name__ for holder in (loan() for loan in loans) if holder is not None)
+    now = time.monotonic()
+    return dict(kinds), max((now - loan.since for loan in loans), default=0.0)
 
 
 def _figures(policy: "Policy", shelves: Sequence[Shelf]) -> dict[str, Any]:
     kinds = dict.fromkeys(shelves)
+    holders, oldest = _holders(shelves)
     return {
+        "holders": holders,
+        "oldest_seconds": oldest,
         "pool": policy.name,
         "asked": ", ".join(str(s.size_class) for s in shelves),
         "leased_count": sum(s.tally.leased_count for s in kinds),

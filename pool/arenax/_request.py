@@ -75,6 +75,13 @@ def as_array(leaf: Any, name: str) -> Any:
         raise OverflowError(f"{name}: {leaf} does not fit {dtype.name}") from None
 
 
+def scalar_of(value: Any, dtype: np.dtype[Any]) -> Any:
+    """Returns `value` as a scalar of `dtype`, or raises where it is none or does not fit."""
+    if np.ndim(value) != 0:
+        raise ValueError(f"a fill must be a scalar, got shape {np.shape(value)}")
+    return np.asarray(value, dtype)
+
+
 def exact_shape(shape: Any) -> tuple[int, ...]:
     """Returns `shape` as a tuple of ints of at least 0; a lone integer is a shape of rank 1."""
     try:
@@ -114,7 +121,7 @@ class SizeClass:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one slot; for dtypes below a byte an upper bound."""
+        """Bytes of one slot."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:

@@ -1,15 +1,16 @@
 """A step: a scope whose arrays all go back when it ends."""
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import numpy as np
 
 from ._batch import Planner
-from ._lease import first_operation
-from ._request import SizeClass, as_array, canonical_dtype, exact_shape
+from ._lease import drop_spilled, first_operation
+from ._request import SizeClass, as_array, canonical_dtype, exact_shape, scalar_of
 from ._slot import Loan, Slot
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Step:
             self._state = "over"
             for loan in self._loans:
                 self._pool.arena.give_back(loan)
+                drop_spilled(loan.slots)
 
     def put(self, batch: Any, with_sizes: bool = False) -> Any:
         """Lands a batch, as `BufferPool.put` does; its arrays go back when the step ends.
@@ -86,10 +88,8 @@ class Step:
 
     def full(self, shape: Any, fill_value: Any, dtype: Any = None) -> jax.Array:
         """An array of `fill_value`, a scalar, as `jax.numpy.full`."""
-        if np.ndim(fill_value) != 0:
-            raise ValueError(f"fill_value must be a scalar, got shape {np.shape(fill_value)}")
         size_class = _exact(shape, np.asarray(fill_value).dtype if dtype is None else dtype)
-        np.asarray(fill_value, size_class.dtype)  # Raises here, before a slot is taken, where it does not fit.
+        scalar_of(fill_value, size_class.dtype)
         return self._draw(size_class, lambda slot: self._pool.landing.fill(slot, fill_value))
 
     def empty(self, shape: Any, dtype: Any = None) -> jax.Array:
@@ -141,34 +141,40 @@ class Step:
                 if slot.array is array:
                     return slot
         raise ValueError(
-            f"keep takes arrays that this step drew, got {type(array).__name__}; results of a jitted function are no "
-            "slots and need not be kept"
+            f"keep takes arrays that this step drew, got {type(array).__name__}; results of a jitted function "
+            "are no slots and need not be kept, and an array is kept once"
         )
 
     def _put(self, planner: Planner, batch: Any, with_sizes: bool) -> Any:
-        with self._lock:
-            self._open("put")
-            plan, slots = self._pool.land(planner, batch, with_sizes, self._loan())
-            arrays = [slot.array for slot in slots]
+        loan = self._begin("put")
+        plan, arrays = self._pool.land(planner, batch, with_sizes, loan, _array_of, scope=self._landing())
         return (plan.batch_of(arrays), plan.sizes_of(arrays)) if with_sizes else plan.batch_of(arrays)
 
     def _draw(self, size_class: SizeClass, finish: Callable[[Slot], None] | None) -> jax.Array:
-        with self._lock:
-            self._open("a factory")
-            arena, loan = self._pool.arena, self._loan()
-            try:
-                shelf = arena.shelf(size_class)
-                slots: Sequence[Slot] = arena.checkout((shelf,), (shelf.nbytes,), loan)
-                first_operation(arena, self._pool.landing, slots[0], finish)
-                return slots[0].array
-            except BaseException:
-                arena.give_back(loan)
-                raise
+        arena, loan = self._pool.arena, self._begin("a factory")
+        try:
+            shelf = arena.shelf(size_class)
+            (slot,) = arena.checkout((shelf,), (shelf.nbytes,), loan)
+            with self._landing():
+                first_operation(arena, self._pool.landing, slot, finish)
+                return slot.array
+        except BaseException:
+            arena.give_back(loan)
+            raise
 
-    def _loan(self) -> Loan:
-        loan = self._pool.arena.loan(self)
-        self._loans.append(loan)
-        return loan
+    def _begin(self, what: str) -> Loan:
+        with self._lock:
+            self._open(what)
+            loan = self._pool.arena.loan(self)
+            self._loans.append(loan)
+            return loan
+
+    @contextlib.contextmanager
+    def _landing(self) -> Generator[None]:
+        """A scope that the end of the step waits for; not so the checkout before it, which may wait for that end."""
+        with self._lock:
+            self._open("a landing")
+            yield
 
     def _open(self, what: str) -> None:
         if self._state != "open":
@@ -179,3 +185,7 @@ class Step:
 
 def _exact(shape: Any, dtype: Any) -> SizeClass:
     return SizeClass(exact_shape(shape), canonical_dtype(dtype))
+
+
+def _array_of(slot: Slot) -> Any:
+    return slot.array

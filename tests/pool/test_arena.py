@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import arenax
+from arenax._arena import Holder
 from arenax._slot import Slot
+from arenax._waiters import Waiter
 from arenax.testing import FakeDevice
 
 from .conftest import MakePool, address
@@ -66,6 +68,39 @@ def test_conversion_frees_the_old_buffer_before_it_makes_the_new_one() -> None:
     pool.reserve(arenax.ArraySpec((50,), "uint8"), slots=2)
     with lease(pool, 100):
         assert device.bytes_in_use == 100
+
+
+def test_what_is_given_up_is_freed_also_where_somebody_keeps_the_lease(make_fake: MakePool) -> None:
+    device = FakeDevice()
+    pool = arenax.BufferPool(device, budget=100)
+    old = lease(pool, 100)
+    old.release()
+    with pool.step() as step:
+        step.zeros((100,), "uint8")
+    assert device.bytes_in_use == 100
+    new = lease(pool, 60)
+    assert device.bytes_in_use == pool.stats().reserved_bytes == 60
+    new.release()
+    pool.close()
+    assert device.bytes_in_use == 0
+    spilling = arenax.BufferPool(device, on_exhausted="spill")
+    with pytest.warns(RuntimeWarning, match="fresh array"):
+        spilled = lease(spilling, 10)
+    spilled.release()
+    with spilling.step() as step:
+        step.zeros((10,), "uint8")
+    assert device.bytes_in_use == 0
+
+
+def test_a_checkout_that_finds_a_slot_sweeps_nothing(make_fake: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = make_fake(on_exhausted="wait")
+    pool.reserve([arenax.ArraySpec((4,), "uint8"), arenax.ArraySpec((8,), "uint8")], slots=1)
+    (four, _) = pool.arena.shelves.values()
+    holder = Holder()
+    pool.arena._line.append(Waiter((four, four), (4, 4), pool.arena.loan(holder), None))
+    monkeypatch.setattr(pool.arena, "_sweep", lambda shelves: pytest.fail("swept"))
+    lease(pool, 8).release()
+    pool.arena._line.clear()
 
 
 def test_greedy_dual_size_gives_up_the_large_and_the_long_idle_first(make_fake: MakePool) -> None:

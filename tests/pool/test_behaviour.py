@@ -1,6 +1,7 @@
 """What every pool does, on the fake device and on the real one."""
 
 import gc
+import os
 import warnings
 
 import numpy as np
@@ -343,6 +344,11 @@ def test_lease_writes_a_part_and_refuses_what_would_leave_the_slot(make_pool: Ma
                 lease.write(value)
         with pytest.raises(ValueError, match="one start for each"):
             lease.write(np.ones((1, 1)), at=(0,))
+        for at in ((0.9, 0), 1):
+            with pytest.raises(TypeError):
+                lease.write(np.ones((1, 1)), at=at)
+        with pytest.raises(ValueError, match="scalar"):
+            lease.fill(np.ones(2))
         lease.write(np.ones((0, 3), np.float32), at=(4, 0))
         np.testing.assert_array_equal(lease.array, expected)
         lease.write(True * np.ones((1, 1), bool))
@@ -374,6 +380,8 @@ def test_lease_update_runs_in_place_and_leaves_the_slot_on_a_bad_function(make_p
         for _ in range(3):
             lease.update(add, np.float32(2))
         np.testing.assert_array_equal(lease.array, [6, 6, 6])
+        lease.update(add, lease.array)  # The slot's own array as another argument.
+        lease.update(lambda slot: slot * 0 + 6)
         with pytest.raises(TypeError, match=r"float32\[3\]"):
             lease.update(lambda slot: slot[:2])
         with pytest.raises(ZeroDivisionError):
@@ -481,6 +489,31 @@ def test_steady_names_each_cause_at_once(make_pool: MakePool) -> None:
         stats = pool.stats()
         assert (stats.leased_count, stats.spill_count, stats.conversion_count) == (0, 0, 0)
     tight.put(big)
+
+
+def test_steady_names_what_was_compiled(make_pool: MakePool) -> None:
+    import jax
+
+    pool = make_pool()
+    with pytest.raises(arenax.NotSteady, match=r"1 programs.*jit\(") as error, pool.steady():
+        jax.jit(lambda x: x + 1)(np.ones(int.from_bytes(os.urandom(2), "big") + 1, np.float32))
+    assert error.value.cause == "compile"
+    with pytest.raises(ZeroDivisionError), pool.steady():  # An error of the body goes first.
+        jax.jit(lambda x: x + 2)(np.ones(3, np.float32))
+        raise ZeroDivisionError
+    with pool.steady():
+        pass
+
+
+def test_exhaustion_says_who_holds_the_slots(make_pool: MakePool) -> None:
+    pool = make_pool(on_exhausted="raise")
+    pool.reserve(X, slots=2)
+    held = [pool.put(X), pool.lease((2, 3), "float32")]
+    with pytest.raises(arenax.PoolExhausted, match=r"held: .*1 by Lease.*the oldest for") as error:
+        pool.put(X)
+    assert error.value.holders["Lease"] == 1
+    assert sum(error.value.holders.values()) == len(held)
+    assert error.value.oldest_seconds >= 0
 
 
 def test_a_warm_loop_is_steady(make_pool: MakePool) -> None:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import arenax
+from arenax._arena import Holder
+from arenax._waiters import Waiter
 
 from .conftest import MakePool
 
@@ -82,6 +84,7 @@ def test_a_dropped_array_serves_a_waiter(make_pool: MakePool) -> None:
     waiting(pool, 1)
     del x
     assert thread.finish() == [3, 3, 3, 3]
+    assert pool.stats().hit_count == 2
 
 
 def test_nobody_barges_in_before_one_who_waits_for_the_same_class(make_pool: MakePool) -> None:
@@ -233,28 +236,31 @@ def test_close_refuses_whoever_waits(make_pool: MakePool) -> None:
     held.release()
 
 
-def test_an_abandoned_waiter_does_not_block_the_line(make_pool: MakePool) -> None:
-    """An interrupt in the waiter's own clean-up can leave it in the line; its loan's holder is dead then."""
-    from arenax._arena import Waiter, _Holder
-
+def test_an_abandoned_waiter_does_not_hold_up_the_line(make_pool: MakePool) -> None:
+    """An interrupt in its own clean-up can leave a waiter in the line, on duty, with its loan's holder dead."""
     pool = one_slot(make_pool)
-    held = pool.lease((4,), "uint8")
-    arena = pool.arena
-    holder = _Holder()
-    shelf = held._slot.shelf
-    arena._line.append(Waiter((shelf,), (4,), arena.loan(holder), None))
-    del holder
+    x = pool.put(ROW)
+    holder = Holder()
+    (shelf,) = pool.arena.shelves.values()
+    pool.arena._line.append(Waiter((shelf,), (4,), pool.arena.loan(holder), None))
     thread = Thread(lambda: pool.put(ROW))
     waiting(pool, 2)
-    arena._line.popleft()
-    arena._line[0].signal.put(None)
-    arena._line.appendleft(Waiter((shelf,), (4,), arena.loan(object.__new__(type("Gone", (), {}))), None))
-    arena._line.rotate(-1)
-    held.release()
+    del holder, x
     thread.finish()
-    with arena._lock:
-        assert all(w.loan() is None for w in arena._line)
-        arena._line.clear()
+    assert not pool.arena._line
+
+
+def test_a_step_ends_while_another_thread_waits_for_its_slot(make_pool: MakePool) -> None:
+    pool = one_slot(make_pool)
+    with pool.step() as step:
+        step.put(ROW)
+        thread = Thread(lambda: step.put(ROW))
+        waiting(pool, 1)
+    with pytest.raises(RuntimeError, match="over"):
+        thread.finish()
+    assert pool.stats().leased_count == 0
+    with pool.step() as step:
+        step.put(ROW)
 
 
 def test_an_interrupt_in_the_wait_loses_nothing(make_fake: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
