@@ -20,6 +20,8 @@ SHORTAGE = {
     "slot_count": 3,
     "idle_bytes": 16,
     "budget_bytes": None,
+    "holders": {"Lease": 1},
+    "oldest_seconds": 0.5,
 }
 CASES: list[tuple[type[arenax.ArenaxError], dict[str, Any], tuple[type[Exception], ...]]] = [
     (arenax.PoolExhausted, SHORTAGE, (RuntimeError,)),
