@@ -9,6 +9,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from . import _refusals as refusals
+from ._call_site import caller
 from ._policy import Policy
 from ._request import SizeClass
 from ._slot import Loan, Shelf, Slot
@@ -94,7 +95,7 @@ class Arena(Policy):
         self._make([s for s in slots if s.array is None])
         if not self._warned_of_spill and any(s.spilled for s in slots):
             self._warned_of_spill = True
-            warnings.warn(refusals.spill(self, shelves), RuntimeWarning, stacklevel=2)
+            warnings.warn_explicit(refusals.spill(self, shelves), RuntimeWarning, *caller())
         return slots
 
     def reserve(self, wanted: Counter[SizeClass]) -> None:

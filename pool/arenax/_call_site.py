@@ -13,7 +13,13 @@ def call_site() -> str:
         >>> exec(compile("print(call_site())", "train.py", "exec"), {"call_site": call_site})
         train.py:1
     """
+    filename, line = caller()
+    return f"{filename}:{line}"
+
+
+def caller() -> tuple[str, int]:
+    """Returns the file and the line of the innermost frame outside of arenax."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _PACKAGES:
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return frame.f_code.co_filename, frame.f_lineno

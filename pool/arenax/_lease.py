@@ -119,7 +119,7 @@ class Lease:
         """
         with self._operation("write"):
             value = self._checked(value)
-            start = (0,) * len(self.shape) if at is None else tuple(operator.index(i) for i in at)
+            start = (0,) * len(self.shape) if at is None else _start(at)
             self._write(value, start)
 
     def append(self, rows: Any) -> None:
@@ -260,6 +260,13 @@ class Lease:
             if not self._landing.is_whole(self._slot):
                 self._arena.replace(self._slot)
             raise
+
+
+def _start(at: Any) -> tuple[int, ...]:
+    try:
+        return tuple(operator.index(i) for i in at)
+    except TypeError:
+        raise TypeError(f"at must be a tuple of integers, the start on each axis, got {at!r}") from None
 
 
 def drop_spilled(slots: Iterable[Slot]) -> None:

@@ -69,12 +69,27 @@ def _shortage(policy: "Policy", shelves: Sequence[Shelf], why: str) -> str:
     kinds, oldest = _holders(shelves)
     held = ", ".join(f"{count} by {kind}" for kind, count in kinds.items())
     held = f" (held: {held}; the oldest for {oldest:.1f} s)" if kinds else ""
-    remedy = ""
-    if policy.mode in ("wait", "raise"):
-        remedy = (
-            '. Drop arrays or release leases sooner, reserve more slots, or let the pool grow (on_exhausted="grow")'
+    return (
+        f"pool {policy.name!r} has no free slot for {lines}{held}{why}; {idle} lie idle in all classes"
+        f"{_remedy(policy, Counter(shelves))}"
+    )
+
+
+def _remedy(policy: "Policy", need: Counter[Shelf]) -> str:
+    """What the caller can do about a shortage of these shelves."""
+    asked = sum(shelf.nbytes * count for shelf, count in need.items())
+    if policy.budget is not None and asked > policy.budget:
+        return (
+            f". This needs {asked:,} bytes at once and the budget is {policy.budget:,}: raise it, or draw less at once"
         )
-    return f"pool {policy.name!r} has no free slot for {lines}{held}{why}; {idle} lie idle in all classes{remedy}"
+    if policy.mode in ("grow", "spill"):
+        return ""
+    if any(count > len(shelf.slots) for shelf, count in need.items()):
+        return (
+            f'. on_exhausted="{policy.mode}" uses reserved slots only: call pool.reserve(example, slots=...) first, or '
+            'let the pool grow (on_exhausted="grow")'
+        )
+    return ". Drop arrays or release leases sooner, or reserve more slots"
 
 
 def _holders(shelves: Sequence[Shelf]) -> tuple[dict[str, int], float]:

@@ -17,6 +17,7 @@ import attrs
 import numpy as np
 
 import arenax
+from arenax.testing import FakeDevice
 
 from ._soak_leases import add
 from ._soak_ledger import Ledger
@@ -39,16 +40,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--classes", type=_positive_int, default=6, help="kinds of array in play (default 6)")
     parser.add_argument(
-        "--budget", help='bytes of the pool, such as "8MiB" (default: none, and a tight one while it grows)'
+        "--budget",
+        type=_budget,
+        help='bytes of the pool, such as "8MiB" (default: none, and a tight one while it grows)',
     )
     parser.add_argument(
         "--modes", nargs="+", choices=MODES, default=MODES, help="values of on_exhausted (default: all)"
     )
     parser.add_argument(
-        "--omit", nargs="+", choices=sorted(WEIGHTS), default=(), help="operations to leave out, to narrow down"
+        "--omit",
+        nargs="+",
+        metavar="OPERATION",
+        choices=sorted(WEIGHTS),
+        default=(),
+        help="operations to leave out, to narrow down",
     )
     parser.add_argument("--operations", type=_positive_int, help="stop each thread after so many, in each mode")
     parser.add_argument("--json", metavar="FILE", help="write the report to this file as well")
+
+
+def _budget(text: str) -> str:
+    try:
+        arenax.BufferPool(FakeDevice(), budget=text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(str(e)) from None
+    return text
 
 
 def run(args: argparse.Namespace) -> int:

@@ -345,7 +345,7 @@ def test_lease_writes_a_part_and_refuses_what_would_leave_the_slot(make_pool: Ma
         with pytest.raises(ValueError, match="one start for each"):
             lease.write(np.ones((1, 1)), at=(0,))
         for at in ((0.9, 0), 1):
-            with pytest.raises(TypeError):
+            with pytest.raises(TypeError, match="at must be a tuple"):
                 lease.write(np.ones((1, 1)), at=at)
         with pytest.raises(ValueError, match="scalar"):
             lease.fill(np.ones(2))
@@ -505,6 +505,21 @@ def test_steady_names_what_was_compiled(make_pool: MakePool) -> None:
         pass
 
 
+def test_exhaustion_says_what_would_help(make_pool: MakePool) -> None:
+    for options, says in [
+        ({}, r"reserve\(example, slots=...\) first"),
+        ({"budget": 20}, "needs 24 bytes at once and the budget is 20"),
+    ]:
+        with pytest.raises(arenax.PoolExhausted, match=says):
+            make_pool(on_exhausted="raise", **options).put(X)
+    pool = make_pool(on_exhausted="raise")
+    pool.reserve(X, slots=1)
+    held = pool.put(X)
+    with pytest.raises(arenax.PoolExhausted, match="release leases sooner"):
+        pool.put(X)
+    del held
+
+
 def test_exhaustion_says_who_holds_the_slots(make_pool: MakePool) -> None:
     pool = make_pool(on_exhausted="raise")
     pool.reserve(X, slots=2)
@@ -581,8 +596,9 @@ def test_spill_is_counted_warned_once_and_freed(make_pool: MakePool) -> None:
     pool = make_pool(on_exhausted="spill")
     pool.reserve(X, slots=1)
     first = pool.put(X)
-    with pytest.warns(RuntimeWarning, match=r"no free slot .*float32\[2,3\].*fresh array outside the pool"):
+    with pytest.warns(RuntimeWarning, match=r"no free slot .*float32\[2,3\].*fresh array outside the pool") as seen:
         second = pool.put(X + 1)
+    assert seen[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         third = pool.put(X + 2)
