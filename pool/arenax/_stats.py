@@ -226,13 +226,8 @@ class Stats:
             )
             for row in rows
         ]
-        return "\n".join([*table, events, f"{budget}; {_padding(self)}"])
-
-
-def _padding(stats: Stats) -> str:
-    if not stats.peak_leased_bytes:
-        return "nothing was leased"
-    return f"padding {1 - stats.peak_requested_bytes / stats.peak_leased_bytes:.1%} of what was leased at the peak"
+        padding = f"; padding {self.internal_waste:.1%} of what is leased" if self.leased_bytes else ""
+        return "\n".join([*table, events, f"{budget}{padding}"])
 
 
 def human_bytes(n: int) -> str:

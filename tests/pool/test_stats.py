@@ -112,7 +112,7 @@ def test_the_table_names_each_class_and_its_figures() -> None:
         assert cells["all"] == ["3", "2", "2", "2.0", "KiB", "1.0", "KiB", "1", "3", "0"]
         assert len({len(row) for row in [header, *rows[:3]]}) == 1
         assert "1 hits, 3 creations, 0 conversions" in rows[3]
-        assert rows[4] == "budget 3.0 KiB; padding 0.0% of what was leased at the peak"
+        assert rows[4] == "budget 3.0 KiB; padding 0.0% of what is leased"
         del held
     assert "no budget" in str(Stats())
 
