@@ -221,7 +221,7 @@ class Arena(Policy):
         self._drop(idle)
 
     def check(self) -> None:
-        """Verifies the invariants of the class's docstring; sweeps lost loans first.
+        """Verifies the invariants that `Policy` states; sweeps lost loans first.
 
         Raises:
             AssertionError: Naming the invariant that is broken.

@@ -18,7 +18,7 @@ class Policy:
     """Slots of one device, their free lists, budget and waiters, as plain data with the rules that change it.
 
     Invariants, verified by `_verify.verify`: every slot of a shelf is free or has a loan; the tallies are the sums over
-    the slots; reserved bytes never pass the budget; nobody waits for what is free.
+    the slots; reserved bytes never pass the budget.
     """
 
     def __init__(self, name: str, mode: str, budget: int | None, timeout: float | None) -> None:
