@@ -128,7 +128,13 @@ def test_what_the_pool_raises_carries_every_field_and_pickles() -> None:
 def test_the_messages_say_what_was_asked_what_there_is_and_what_to_do() -> None:
     said = {type(e): str(e) for e in raised_in_earnest()}
     for kind, *words in [
-        (arenax.PoolExhausted, "'p'", "float32[4]", "0 of 0 slots leased", "reserve more slots"),
+        (
+            arenax.PoolExhausted,
+            "'p'",
+            "float32[4]",
+            "0 of 0 slots leased",
+            "call pool.reserve(example, slots=...) first",
+        ),
         (
             _errors.WaitTimeout,
             "'p'",
