@@ -6,15 +6,13 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Self
 
 import attrs
-import jax
-import numpy as np
 
 from ._arena import MODES, Arena, Holder
 from ._batch import BatchPlan, Planner, count_classes
 from ._budget import budget_bytes
 from ._compiles import CompileCounter
-from ._landing import Landing, landing_on
 from ._lease import Lease
+from ._placement import landing_for
 from ._refusals import unsteady
 from ._request import SizeClass, canonical_dtype, exact_shape, scalar_of
 from ._slot import Loan, Slot
@@ -44,6 +42,8 @@ class BufferPool:
             ``"raise"`` raises.
         timeout: Seconds that ``"wait"`` waits; None is for ever.
         name: The pool's name in messages.
+        landing: How host values come into slots: None chooses by the device, ``"host"`` copies straight into memory (on
+            CPU alone, and its default), ``"ring"`` goes through pinned staging buffers (the default elsewhere).
 
     Raises:
         TypeError: For an argument of the wrong kind.
@@ -65,6 +65,7 @@ class BufferPool:
         on_exhausted: str = "grow",
         timeout: float | None = None,
         name: str | None = None,
+        landing: str | None = None,
     ) -> None:
         if on_exhausted not in MODES:
             raise ValueError(f"on_exhausted must be one of {', '.join(MODES)}, got {on_exhausted!r}")
@@ -79,7 +80,7 @@ class BufferPool:
             raise TypeError(f"name must be a text or None, got {name!r}")
         self.name = name or f"pool-{next(_numbers)}"
         self.compile_counter = CompileCounter()
-        self.landing = _landing(placement, self.compile_counter)
+        self.landing = landing_for(placement, landing, self.compile_counter)
         limit = budget_bytes(budget, self.landing.bytes_limit, self.landing.name)
         self.arena = Arena(self.landing, name=self.name, mode=on_exhausted, budget=limit, timeout=timeout)
         self.landing.moved = self.arena.moved
@@ -288,21 +289,3 @@ class BufferPool:
             f"<BufferPool {self.name!r} on {self.landing.name}: {s.slot_count} slots in {len(s.by_class)} classes, "
             f"{s.leased_count} leased, {human_bytes(s.reserved_bytes)}{limit} reserved>"
         )
-
-
-def _landing(placement: Any, counter: CompileCounter) -> Landing:
-    if isinstance(placement, Landing):
-        return placement
-    if placement is None:
-        # The default device as JAX itself resolves it, also inside `with jax.default_device(...)`.
-        (device,) = jax.device_put(np.int32(0)).devices()
-        return landing_on(device, False, counter)
-    if isinstance(placement, jax.sharding.SingleDeviceSharding):
-        (placement,) = placement.device_set
-    if not isinstance(placement, jax.Device):
-        raise TypeError(f"placement must be None or one jax.Device, got {placement!r}")
-    if placement.process_index != jax.process_index():
-        raise ValueError(
-            f"placement {placement} belongs to process {placement.process_index}, this is {jax.process_index()}"
-        )
-    return landing_on(placement, True, counter)

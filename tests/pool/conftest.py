@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 import arenax
-from arenax._compiles import CompileCounter
-from arenax._landing import DonatedLanding
 from arenax.testing import FakeArray, FakeDevice
 
 MakePool = Callable[..., arenax.BufferPool]
@@ -33,14 +31,14 @@ def address(array: Any) -> int:
     return array.unsafe_buffer_pointer()
 
 
-def placement(kind: str) -> Any:
-    """A fake device, the real one, or the real one with the landing that other platforms have."""
-    if kind == "transfer":
-        return DonatedLanding(jax.devices()[0], False, CompileCounter())
-    return FakeDevice() if kind == "fake" else None
+def pool_on(kind: str, **options: Any) -> arenax.BufferPool:
+    """A pool on a fake device, or on the real one with the landing named."""
+    if kind == "fake":
+        return arenax.BufferPool(FakeDevice(), **options)
+    return arenax.BufferPool(landing="host" if kind == "cpu" else kind, **options)
 
 
-@pytest.fixture(params=["fake", "cpu", "transfer"])
+@pytest.fixture(params=["fake", "cpu", "ring"])
 def device_kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -50,7 +48,7 @@ def make_pool(device_kind: str) -> Iterator[MakePool]:
     pools: list[arenax.BufferPool] = []
 
     def make(**options: Any) -> arenax.BufferPool:
-        pool = arenax.BufferPool(placement(device_kind), **options)
+        pool = pool_on(device_kind, **options)
         pools.append(pool)
         return pool
 

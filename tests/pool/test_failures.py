@@ -8,17 +8,23 @@ import numpy as np
 import pytest
 
 import arenax
-import arenax._landing as landing
+import arenax._donation as donation
+import arenax._host_write as host_write
 import arenax._programs as programs
 
-from .conftest import placement
+from .conftest import pool_on
 
 
-@pytest.fixture(params=["cpu", "transfer"])
+@pytest.fixture(params=["cpu", "ring"])
 def pool(request: pytest.FixtureRequest) -> Any:
-    with arenax.BufferPool(placement(request.param)) as pool:
+    with pool_on(request.param) as pool:
         yield pool
         pool.check()
+
+
+def replace_run(patch: pytest.MonkeyPatch, run: Any) -> None:
+    for module in (programs, donation, host_write):
+        patch.setattr(module, "run", run)
 
 
 def _fail(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -87,8 +93,7 @@ def test_a_failure_in_the_middle_of_a_batch_lands_none_of_it(
             raise RuntimeError("the second program fails")
         return real(program, *args)
 
-    monkeypatch.setattr(landing, "run", run)
-    monkeypatch.setattr(programs, "run", run)
+    replace_run(monkeypatch, run)
     with pytest.raises(RuntimeError, match="second program"):
         pool.put(batch)
     assert pool.stats().leased_count == 0
@@ -106,14 +111,13 @@ def test_a_program_that_returns_its_argument_is_never_written_through(
     """As a jitted identity does under disable_jit: the last borrower's own array would be overwritten."""
     with pool.step() as step:
         stale = step.put(np.ones(3, np.float32))
-    real = landing.run
+    real = programs.run
 
     def run(program: Any, *args: Any) -> Any:
         return real(program) if not args else args if len(args) == 1 else args[0]
 
     with monkeypatch.context() as patch:
-        patch.setattr(landing, "run", run)
-        patch.setattr(programs, "run", run)
+        replace_run(patch, run)
         with pytest.raises(RuntimeError, match="very array"), pool.step() as step:
             step.put(np.zeros(3, np.float32))
     assert (np.asarray(stale) == 1).all()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import arenax
 
-from .conftest import address, placement
+from .conftest import address, pool_on
 
 NATIVE = [
     "bool",
@@ -61,10 +61,10 @@ def by_write(pool: arenax.BufferPool, value: Any) -> jax.Array:
 ways = pytest.mark.parametrize("put", [by_put, by_step, by_write], ids=["put", "step", "lease"])
 
 
-@pytest.fixture(scope="module", params=["cpu", "transfer"])
+@pytest.fixture(scope="module", params=["cpu", "ring"])
 def pool(request: pytest.FixtureRequest) -> Iterator[arenax.BufferPool]:
     """One pool of each landing for the whole file, so that its programs are compiled once."""
-    with arenax.BufferPool(placement(request.param)) as pool:
+    with pool_on(request.param) as pool:
         yield pool
 
 
@@ -113,7 +113,7 @@ def values(dtype: Any, shape: tuple[int, ...] = (5, 7)) -> np.ndarray:
     ("pool", "name"),
     [
         *(("cpu", name) for name in [*NATIVE, "bfloat16", *FLOAT8]),
-        *(("transfer", name) for name in ("float32", "int64", "bool", "bfloat16", "float8_e5m2")),
+        *(("ring", name) for name in ("float32", "int64", "bool", "bfloat16", "float8_e5m2")),
     ],
     indirect=["pool"],
 )
@@ -279,9 +279,9 @@ def strided(draw: st.DrawFn) -> np.ndarray:
     return view.transpose(draw(st.permutations(range(len(shape)))))
 
 
-@pytest.mark.parametrize("kind", ["cpu", "transfer"])
+@pytest.mark.parametrize("kind", ["cpu", "ring"])
 def test_any_strides_land_right(kind: str) -> None:
-    with arenax.BufferPool(placement(kind)) as pool:
+    with pool_on(kind) as pool:
 
         @settings(max_examples=40)
         @given(strided())

@@ -10,16 +10,16 @@ import pytest
 
 import arenax
 
-from .conftest import address, donate, placement
+from .conftest import address, donate, pool_on
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 Hold = Callable[[jax.Array], Any]
 holds = pytest.mark.parametrize("hold", [np.asarray, np.from_dlpack, memoryview], ids=["view", "dlpack", "memoryview"])
 
 
-@pytest.fixture(params=["cpu", "transfer"])
+@pytest.fixture(params=["cpu", "ring"])
 def pool(request: pytest.FixtureRequest) -> Iterator[arenax.BufferPool]:
-    with arenax.BufferPool(placement(request.param)) as pool:
+    with pool_on(request.param) as pool:
         yield pool
         pool.check()
 
@@ -128,10 +128,10 @@ def _double(x: jax.Array) -> jax.Array:
     return x * 2
 
 
-@pytest.fixture(scope="module", params=["cpu", "transfer"])
+@pytest.fixture(scope="module", params=["cpu", "ring"])
 def shared(request: pytest.FixtureRequest) -> Iterator[arenax.BufferPool]:
     """One pool with one slot, so that its programs are compiled once."""
-    with arenax.BufferPool(placement(request.param)) as pool:
+    with pool_on(request.param) as pool:
         pool.reserve(X, slots=1)
         yield pool
 

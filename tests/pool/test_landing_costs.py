@@ -12,14 +12,14 @@ import arenax
 from arenax import SizeClass
 from arenax._compiles import CompileCounter
 
-from .conftest import address, placement
+from .conftest import address, pool_on
 
 
 @pytest.mark.parametrize("name", ["float32", "bool", "bfloat16", "complex64", "float8_e5m2"])
-@pytest.mark.parametrize("kind", ["cpu", "transfer"])
+@pytest.mark.parametrize("kind", ["cpu", "ring"])
 def test_a_slots_address_stays_over_200_landings(kind: str, name: str) -> None:
     value = np.ones((16, 4), jnp.dtype(name))
-    pool = arenax.BufferPool(placement(kind))
+    pool = pool_on(kind)
     seen: dict[str, set[int]] = {"put": set(), "step": set(), "lease": set()}
     for _ in range(200):
         x = pool.put(value)
@@ -38,14 +38,14 @@ def test_a_slots_address_stays_over_200_landings(kind: str, name: str) -> None:
     pool.close()
 
 
-@pytest.mark.parametrize("kind", ["cpu", "transfer"])
+@pytest.mark.parametrize("kind", ["cpu", "ring"])
 @pytest.mark.parametrize("with_sizes", [False, True])
 def test_compiles_are_bounded_by_the_classes_whatever_lengths_come(kind: str, with_sizes: bool) -> None:
     classes = arenax.SizeClasses.explicit([20, 41, 83, 167])
     random = np.random.default_rng(0)
     counter = CompileCounter()
     jax.clear_caches()  # JAX keeps what it has compiled from one pool to the next.
-    with arenax.BufferPool(placement(kind), ragged=arenax.Ragged(0, classes)) as pool, counter.watch():
+    with pool_on(kind, ragged=arenax.Ragged(0, classes)) as pool, counter.watch():
         for n in random.integers(0, 168, 200):
             x = pool.put(np.ones((n, 3), np.float32), with_sizes=with_sizes)
             del x

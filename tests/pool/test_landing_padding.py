@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 import arenax
 
-from .conftest import address, placement
+from .conftest import address, pool_on
 
 CLASSES = arenax.SizeClasses.explicit([4, 8])
-kinds = pytest.mark.parametrize("kind", ["cpu", "transfer"])
+kinds = pytest.mark.parametrize("kind", ["cpu", "ring"])
 
 
 def pool_of(kind: str, ragged: Any = None) -> arenax.BufferPool:
-    return arenax.BufferPool(placement(kind), ragged=ragged)
+    return pool_on(kind, ragged=ragged)
 
 
 def padded(value: np.ndarray, axis: int, capacity: int, pad: Any) -> np.ndarray:

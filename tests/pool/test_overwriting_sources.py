@@ -9,7 +9,7 @@ import pytest
 
 import arenax
 
-from .conftest import placement
+from .conftest import pool_on
 
 N = 1 << 16
 _slow = jax.jit(lambda x: jax.lax.fori_loop(0, 300, lambda _, a: jnp.sin(a) + 0.1, x).sum())
@@ -23,9 +23,9 @@ def aligned(value: float) -> np.ndarray[Any, Any]:
     return array
 
 
-@pytest.fixture(params=["cpu", "transfer"])
+@pytest.fixture(params=["cpu", "ring"])
 def pool(request: pytest.FixtureRequest) -> Any:
-    with arenax.BufferPool(placement(request.param)) as pool:
+    with pool_on(request.param) as pool:
         pool.reserve(aligned(0), slots=1)
         jax.block_until_ready(_slow(jnp.ones(N)))
         yield pool

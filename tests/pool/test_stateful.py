@@ -15,7 +15,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 import arenax
 from arenax.testing import FakeDevice
 
-from .conftest import donate, placement, view
+from .conftest import donate, pool_on, view
 
 CLASSES = arenax.SizeClasses.explicit([2, 4, 8])
 DTYPES = ("float32", "int32", "uint8")
@@ -336,12 +336,12 @@ class CpuMachine(PoolMachine):
     def make_device(self) -> Any:
         # One landing for all examples, so that they share its compiled programs.
         if self.landing is None:
-            type(self).landing = arenax.BufferPool(placement(self.kind)).landing
+            type(self).landing = pool_on(self.kind).landing
         return self.landing
 
 
-class TransferMachine(CpuMachine):
-    kind = "transfer"
+class RingMachine(CpuMachine):
+    kind = "ring"
     landing: Any = None
 
 
@@ -350,5 +350,5 @@ TestFake = FakeMachine.TestCase
 TestFake.settings = hypothesis.settings(max_examples=5000 if _stress else 120, stateful_step_count=40)
 TestCpu = CpuMachine.TestCase
 TestCpu.settings = hypothesis.settings(max_examples=2000 if _stress else 40, stateful_step_count=30)
-TestTransfer = TransferMachine.TestCase
-TestTransfer.settings = TestCpu.settings
+TestRing = RingMachine.TestCase
+TestRing.settings = TestCpu.settings

@@ -30,7 +30,9 @@ PUBLIC = {
 }
 TESTING = {"Export", "FakeArray", "FakeDevice"}
 SIGNATURES = {
-    "BufferPool": "placement=None, ragged=None, budget=None, on_exhausted='grow', timeout=None, name=None",
+    "BufferPool": (
+        "placement=None, ragged=None, budget=None, on_exhausted='grow', timeout=None, name=None, landing=None"
+    ),
     "BufferPool.reserve": "self, example, slots=3",
     "BufferPool.put": "self, batch, with_sizes=False, *, cancel=None",
     "BufferPool.step": "self",

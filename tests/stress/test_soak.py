@@ -12,7 +12,8 @@ import pytest
 
 import arenax
 from arenax._arena import Arena
-from arenax._landing import DonatedLanding, HostWrite, memory_of
+from arenax._donation import DonatedLanding
+from arenax._host_write import HostWrite, memory_of
 from arenax_stress import _soak, _soak_holder
 from arenax_stress._soak import MODES, Report, soak
 

@@ -1,0 +1,237 @@
+"""What every landing on a real device shares: slots made, filled, written and lent by donated programs.
+
+A landing donates the slot's array to a program compiled ahead of time, and so gets, in a new array object, exclusive
+ownership of the same memory once every earlier reader has finished. Donation can quietly become a copy (a NumPy view
+or a DLPack export of the old array is alive), so after each one the address is compared with the recorded one, and the
+result with the old object.
+
+jax 0.12 has an undocumented ``Array.unsafe_raw_buffer()`` (jax-ml/jax#40038), PJRT's raw copy into an existing buffer:
+the primitive that this module emulates, not to be built on yet.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ._compiles import CompileCounter
+from ._errors import NotSteady
+from ._landing import Landing, Rag
+from ._programs import WIDE, Program, Programs, run, run_with_host, undisturbed
+from ._request import SizeClass
+from ._slot import Slot
+
+
+def struct(size_class: SizeClass) -> jax.ShapeDtypeStruct:
+    """The abstract value of a slot."""
+    return jax.ShapeDtypeStruct(size_class.shape, size_class.dtype)
+
+
+def take(*slots: jax.Array) -> tuple[jax.Array, ...]:
+    """Donated identity: the same memory in new objects, ready once every earlier reader has finished."""
+    return slots
+
+
+class DonatedLanding(Landing):
+    """Everything by donated programs, the same on every device.
+
+    A host value is padded to its class on the host, transferred, and placed: the portable path, which allocates the
+    transfer's buffer each time and compiles once a class.
+    """
+
+    def __init__(self, device: Any, committed: bool, counter: CompileCounter) -> None:
+        self.device = device
+        self.name = f"{device.platform}:{device.id}"
+        stats = device.memory_stats()
+        self.bytes_limit = stats.get("bytes_limit") if stats else None
+        self._programs = Programs(device, committed, counter)
+
+    def create(self, slot: Slot) -> None:
+        size_class = slot.size_class
+
+        def arenax_create() -> jax.Array:
+            return jnp.zeros(size_class.shape, size_class.dtype)
+
+        # By a program, never by device_put of NumPy memory, which XLA would alias and refuse to donate.
+        array = run(self._programs.own(("create", size_class), arenax_create, (), (), size_class.dtype.name in WIDE))
+        slot.contents = (0, 0, np.zeros((), size_class.dtype).tobytes())
+        self._adopt(slot, array)
+
+    def prepare(self, classes: Sequence[SizeClass]) -> Any:
+        for size_class in classes:
+            self._overwrite(size_class)
+        return tuple(classes)
+
+    def land(self, prepared: Any, slots: Sequence[Slot], values: Sequence[Any], rag: Rag | None) -> None:  # noqa: ARG002
+        for slot, value in zip(slots, values, strict=True):
+            self._transfer(slot, value, rag)
+
+    def lend(self, slot: Slot) -> Any:
+        # A second handle on the same buffer: a weak reference to the first then tells when the borrower dropped it.
+        lent, slot.array = slot.array, slot.array.addressable_data(0)
+        return lent
+
+    def is_whole(self, slot: Slot) -> bool:
+        if slot.array is None or slot.array.is_deleted():
+            return False
+        try:
+            slot.array.block_until_ready()
+        except Exception:
+            return False
+        return True
+
+    def fill(self, slot: Slot, value: Any) -> None:
+        size_class = slot.size_class
+        scalar = np.asarray(value, size_class.dtype)
+        contents = (0, 0, scalar.tobytes())
+        filled = slot.contents is not None and slot.contents[1:] == contents[1:]
+        if filled and not slot.array.is_deleted():
+            return
+
+        def arenax_fill(slot: jax.Array, value: jax.Array) -> jax.Array:
+            return jnp.broadcast_to(value, slot.shape)
+
+        args = (struct(size_class), jax.ShapeDtypeStruct((), size_class.dtype))
+        program = self._programs.own(("fill", size_class), arenax_fill, args, (0,))
+        slot.contents = None
+        self._replace(slot, run_with_host(program, slot.array, scalar))
+        slot.contents = contents
+
+    def write(self, slot: Slot, value: Any, at: tuple[int, ...]) -> None:
+        size_class = slot.size_class
+        if not value.size:
+            return
+        value = self._source(slot, value)
+
+        def arenax_write(slot: jax.Array, value: jax.Array, *start: jax.Array) -> jax.Array:
+            return lax.dynamic_update_slice(slot, value.astype(slot.dtype), start)
+
+        start = tuple(np.int32(i) for i in at)
+        key = ("write", size_class, value.shape, value.dtype)
+        args = (struct(size_class), jax.ShapeDtypeStruct(value.shape, value.dtype), *start)
+        program = self._programs.callers(key, arenax_write, args)
+        slot.contents = None
+        self._replace(slot, run_with_host(program, slot.array, value, *start))
+        if isinstance(value, np.ndarray):
+            # XLA may read the caller's memory itself: he gets it back when the write that consumed it has finished.
+            slot.array.block_until_ready()
+
+    def land_array(self, slot: Slot, value: jax.Array, rag: Rag | None) -> None:
+        self._refuse_broken(slot)
+        size_class = slot.size_class
+        value = self._source(slot, value)
+        pad = np.zeros((), size_class.dtype)[()] if rag is None else rag.pad
+        whole = value.shape == size_class.shape
+
+        def arenax_land(slot: jax.Array, value: jax.Array, pad: jax.Array) -> jax.Array:
+            value = value.astype(slot.dtype)
+            if whole:
+                return value
+            return lax.dynamic_update_slice(jnp.broadcast_to(pad, slot.shape), value, (0,) * slot.ndim)
+
+        key = ("land", size_class, value.shape, value.dtype)
+        args = (struct(size_class), jax.ShapeDtypeStruct(value.shape, value.dtype), pad)
+        program = self._programs.callers(key, arenax_land, args)
+        slot.contents = None
+        self._replace(slot, run_with_host(program, slot.array, value, pad))
+        slot.contents = None if rag is None else (rag.axis, rag.size, rag.pad.tobytes())
+
+    def update(self, slot: Slot, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        size_class = slot.size_class
+        leaves, treedef = jax.tree.flatten(args)
+        leaves = [self._source(slot, x) for x in leaves]
+        kinds = tuple(jax.typeof(x) for x in leaves)
+
+        def arenax_update(slot: jax.Array, *leaves: jax.Array) -> jax.Array:
+            result = function(slot, *jax.tree.unflatten(treedef, leaves))
+            if not hasattr(result, "dtype") or (result.shape, result.dtype) != (slot.shape, slot.dtype):
+                got = f"{result.dtype}{list(result.shape)}" if hasattr(result, "dtype") else type(result).__name__
+                raise TypeError(f"an update must return an array like its slot, {size_class}, got {got}")
+            return result
+
+        program = self._programs.callers(
+            ("update", size_class, function, treedef, kinds), arenax_update, (struct(size_class), *leaves)
+        )
+        slot.contents = None
+        call = run_with_host if size_class.dtype.name in WIDE else run
+        self._replace(slot, call(program, slot.array, *leaves))
+        if any(isinstance(x, np.ndarray) for x in leaves):
+            slot.array.block_until_ready()
+
+    def _overwrite(self, size_class: SizeClass) -> Program:
+        def arenax_overwrite(slot: jax.Array, value: jax.Array) -> jax.Array:  # noqa: ARG001
+            return value
+
+        args = (struct(size_class), struct(size_class))
+        return self._programs.own(("overwrite", size_class), arenax_overwrite, args, (0,))
+
+    def _transfer(self, slot: Slot, value: Any, rag: Rag | None) -> None:
+        self._refuse_broken(slot)
+        size_class = slot.size_class
+        # A copy in any case: device_put may alias it, and the caller may overwrite his own when we return.
+        if rag is None:
+            host = np.array(value, size_class.dtype)
+        else:
+            host = np.full(size_class.shape, rag.pad)
+            np.copyto(host[(*(slice(None),) * rag.axis, slice(rag.size))], value, casting="same_kind")
+        slot.contents = None
+        self._replace(slot, run_with_host(self._overwrite(size_class), slot.array, host))
+        slot.contents = None if rag is None else (rag.axis, rag.size, rag.pad.tobytes())
+
+    def _refuse_broken(self, slot: Slot) -> None:
+        """Raises where the last borrower donated the array away or failed to compute it, whose error would spread."""
+        if not self.is_whole(slot):
+            raise RuntimeError(f"the buffer of a slot of {slot.size_class} is lost")
+
+    def _source(self, slot: Slot, value: Any) -> Any:
+        """A `jax.Array` brought to the slot's device, apart from the slot's own buffer; anything else as it is."""
+        if not isinstance(value, jax.Array):
+            return value
+        home = slot.array.sharding
+        elsewhere = value.devices() != {self.device} or value.sharding.memory_kind != home.memory_kind
+        if not elsewhere and value is not slot.array and value.unsafe_buffer_pointer() != slot.address:
+            return value
+        with undisturbed(), jax.ensure_compile_time_eval():  # For real, also inside a trace.
+            # Donating a buffer that is also an operand is refused, so a copy of the slot's own.
+            return jax.device_put(value, home) if elsewhere else jnp.array(value, copy=True)
+
+    def _replace(self, slot: Slot, result: Any) -> None:
+        self._replace_all((slot,), (result,))
+
+    def _replace_all(self, slots: Sequence[Slot], results: Sequence[Any]) -> None:
+        """Records the results of a donated program as the slots' arrays, all of them, then tells which slots moved."""
+        moved: list[tuple[Slot, Any]] = []
+        for slot, result in zip(slots, results, strict=True):
+            old, slot.array = slot.array, result
+            if result is old or (result.unsafe_buffer_pointer() != slot.address and slot.shelf.nbytes):
+                moved.append((slot, old))
+        if moved:
+            self._have_moved(moved)
+
+    def _have_moved(self, moved: Sequence[tuple[Slot, Any]]) -> None:
+        for slot, old in moved:
+            if slot.array is old:  # Nothing was donated, and this is the last borrower's own object: not ours to write.
+                slot.array = None
+            else:
+                self._adopt(slot, slot.array)
+        errors: list[Exception] = []
+        for slot, old in moved:
+            if slot.array is None:
+                errors.append(RuntimeError("a program returned the very array that was donated to it"))
+                continue
+            held = not old.is_deleted()
+            cause = "a NumPy view or DLPack export of its last array is alive" if held else "donation became a copy"
+            try:
+                self.moved(slot, cause)
+            except NotSteady as e:
+                errors.append(e)
+        if errors:
+            raise errors[0]
+
+    def _adopt(self, slot: Slot, array: Any) -> None:
+        slot.array = array
+        slot.address = array.unsafe_buffer_pointer()
+        slot.view = None
