@@ -12,7 +12,7 @@ from . import _refusals as refusals
 from ._call_site import caller
 from ._policy import Policy
 from ._request import SizeClass
-from ._slot import Loan, Shelf, Slot
+from ._slot import Loan, Shelf, Slot, begin
 from ._verify import verify
 from ._waiters import CancelToken, Waiter
 
@@ -50,7 +50,7 @@ class Arena(Policy):
 
     def loan(self, holder: object, token: object = None) -> Loan:
         """Begins a loan to `holder`; its slots come back when it dies or by `give_back`."""
-        return Loan(holder, self._returned.put, token)
+        return begin(holder, self._returned.put, [], token)
 
     def give_back(self, loan: Loan) -> None:
         """Ends a loan. Takes no lock and may be called twice, late, and in a finalizer."""
@@ -73,8 +73,6 @@ class Arena(Policy):
             NotSteady: Where a slot would have to be made, converted or spilled inside `steady`.
             PoolClosed: After `close`.
         """
-        if not shelves:
-            return []
         if cancel is not None:
             cancel.bind(self._wake)
         # Critical section.
@@ -83,9 +81,8 @@ class Arena(Policy):
                 raise refusals.closed(self)
             if self._line or not self._returned.empty():
                 self._settle()
-            slots = [] if self._line else self._pick(shelves)
-            if slots:
-                self._lend_hits(slots, requested, loan)
+            slots = None if self._line else self._take(shelves, requested, loan)
+            if slots is not None:
                 return slots
             outcome = self._decide(shelves, requested, loan, cancel)
         if isinstance(outcome, Waiter):
@@ -129,9 +126,7 @@ class Arena(Policy):
 
     def lend_array(self, slot: Slot, array: Any, token: object) -> Any:
         """Hands a slot from the loan of a call over to the array that its borrower gets; returns the array."""
-        loan = self.loan(array, token)
-        loan.slots.append(slot)
-        slot.loan = loan
+        loan = slot.loan = begin(array, self._returned.put, [slot], token)
         if self.closed:  # Nobody drains the returns any more: let go of the buffer with the array.
             loan.slots, slot.loan = [], None
         return array
@@ -172,10 +167,9 @@ class Arena(Policy):
         # Critical section.
         with self._lock:
             for slot, nbytes in zip(slots, requested, strict=True):
-                slot.shelf.tally.write_count += 1
-                slot.shelf.tally.written_bytes += nbytes
-            self.tally.write_count += len(slots)
-            self.tally.written_bytes += sum(requested)
+                tally = slot.shelf.tally
+                tally.write_count += 1
+                tally.written_bytes += nbytes
 
     def settle(self, returns: Sequence[Loan] = ()) -> None:
         """Processes the given and all queued returns, and serves or refuses waiters."""

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import jax
@@ -17,6 +17,7 @@ from ._slot import Shelf, Slot
 
 Treedef = Any
 SIZE = SizeClass((), INT32)
+LONE = jax.tree.structure(0)  # The tree of a batch that is one array.
 
 
 @attrs.frozen(eq=False)
@@ -25,11 +26,11 @@ class Group:
 
     Attributes:
         prepared: What the landing prepared for them, or None for a single `jax.Array`.
-        indices: Their places among the leaves.
+        indices: Their places among the leaves; None for all of them, in order.
     """
 
     prepared: Any
-    indices: tuple[int, ...]
+    indices: tuple[int, ...] | None
 
 
 @attrs.frozen(eq=False)
@@ -46,6 +47,9 @@ class BatchPlan:
         ragged: For each leaf, ``(axis, pad)`` or None.
         groups: How they land.
         leaf_count: Leaves of the batch, the sizes left out.
+        lone: Whether the batch is one array, and no tree.
+        no_rags: None for each leaf: the extents of a batch without ragged leaves.
+        modeless: Whether every dtype means the same with `jax_enable_x64` on and off.
     """
 
     treedef: Treedef
@@ -54,9 +58,14 @@ class BatchPlan:
     ragged: tuple[tuple[int, np.generic] | None, ...]
     groups: tuple[Group, ...]
     leaf_count: int
+    lone: bool
+    no_rags: tuple[None, ...]
+    modeless: bool
 
     def batch_of(self, arrays: Sequence[Any]) -> Any:
         """The batch's tree of the arrays."""
+        if self.lone:
+            return arrays[0]
         return self.treedef.unflatten(arrays[: self.leaf_count])
 
     def sizes_of(self, arrays: Sequence[Any]) -> Any:
@@ -78,22 +87,25 @@ class BatchPlan:
         result of a computation that failed), `mend` replaces it and the landing is tried once more.
         """
         for group in self.groups:
-            picked = [slots[i] for i in group.indices]
+            indices = group.indices
+            if indices is None:
+                picked, picked_values, rag = slots, values, None
+            else:
+                picked, picked_values = [slots[i] for i in indices], [values[i] for i in indices]
+                rag = rags[indices[0]]
+            prepared = group.prepared
             try:
-                self._land(group, landing, picked, values, rags)
+                if prepared is not None:
+                    landing.land(prepared, picked, picked_values, rag)
+                else:
+                    landing.land_array(picked[0], picked_values[0], rag)
             except Exception:
                 if not mend(picked):
                     raise
-                self._land(group, landing, picked, values, rags)
-
-    def _land(
-        self, group: Group, landing: Landing, slots: list[Slot], values: Sequence[Any], rags: Sequence[Rag | None]
-    ) -> None:
-        first = group.indices[0]
-        if group.prepared is None:
-            landing.land_array(slots[0], values[first], rags[first])
-        else:
-            landing.land(group.prepared, slots, [values[i] for i in group.indices], rags[first])
+                if prepared is not None:
+                    landing.land(prepared, picked, picked_values, rag)
+                else:
+                    landing.land_array(picked[0], picked_values[0], rag)
 
 
 class Planner:
@@ -119,8 +131,12 @@ class Planner:
         self._array_types: set[type] = set()
         self._specs: dict[Treedef, list[Ragged | None]] = {}
         self._plans: dict[Any, BatchPlan] = {}
+        self._lone_types: set[type] = set()
+        self._lone_plans: dict[Any, BatchPlan] = {}
 
-    def plan(self, batch: Any, with_sizes: bool) -> tuple[BatchPlan, list[Any], list[int], list[Rag | None]]:
+    def plan(
+        self, batch: Any, with_sizes: bool
+    ) -> tuple[BatchPlan, Sequence[Any], Sequence[int], Sequence[Rag | None]]:
         """Returns the plan, and for each leaf (and size) its value, the bytes it asks for, and its ragged extent.
 
         Raises:
@@ -128,13 +144,14 @@ class Planner:
             ValueError: Where `ragged` does not match the batch.
             NoSizeClass: Where a size is above its largest class.
         """
+        kind = type(batch)
+        if kind in self._lone_types:  # One array, and no axis to round up: no tree to flatten.
+            plan = self._lone_plans.get((kind, batch.shape, batch.dtype))
+            if plan is not None:
+                return plan, (batch,), plan.requested, plan.no_rags
         leaves, treedef = tree_flatten(batch)
-        config: Any = jax.config
-        types = [*map(type, leaves)]
-        if not self._array_types.issuperset(types):
-            leaves = [as_array(x, _label(path)) for path, x in tree_flatten_with_path(batch)[0]]
-            self._array_types.update(x for x, y in zip(types, map(type, leaves), strict=True) if x is y)
-            types = [*map(type, leaves)]
+        if not self._array_types.issuperset(map(type, leaves)):
+            leaves = self._as_arrays(batch)
         shapes: list[Any] = [x.shape for x in leaves]
         sizes: list[int] = []
         if self._any_ragged:
@@ -142,14 +159,20 @@ class Planner:
             for i, spec in enumerate(specs):
                 if spec is not None:
                     shapes[i] = self._padded(shapes[i], spec, sizes, batch, i)
-        key = (treedef, with_sizes, config.jax_enable_x64, *types, *shapes, *[x.dtype for x in leaves])
+        # Lookups of one key, nothing computed a leaf: dtypes are made canonical, once, in `_prepare`.
+        x64 = cast(Any, jax.config).jax_enable_x64
+        key = (treedef, with_sizes, x64, *map(type, leaves), *shapes, *[x.dtype for x in leaves])
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= self.MAX_PLANS:
                 self._plans.clear()
+                self._lone_plans.clear()
             plan = self._plans[key] = self._prepare(batch, leaves, treedef, shapes, with_sizes)
         if not sizes:
-            return plan, leaves, list(plan.requested), [None] * len(leaves)
+            if treedef == LONE and plan.modeless and kind in self._array_types:
+                self._lone_types.add(kind)
+                self._lone_plans[kind, batch.shape, batch.dtype] = plan
+            return plan, leaves, plan.requested, plan.no_rags
         remaining = iter(sizes)
         rags = [None if ragged is None else Rag(ragged[0], next(remaining), ragged[1]) for ragged in plan.ragged]
         requested = list(plan.requested)
@@ -158,7 +181,7 @@ class Planner:
                 requested[i] *= rag.size
         if with_sizes:
             leaves = [*leaves, *sizes]
-            rags += [None] * len(sizes)
+            rags.extend([None] * len(sizes))
         return plan, leaves, requested, rags
 
     def spec_classes(self, tree: Any) -> Iterator[tuple[str, list[SizeClass]]]:
@@ -185,6 +208,15 @@ class Planner:
                 leaf = ArraySpec(shape, leaf.dtype)
             yield name, list(leaf.classes())
             yield f"the size of {name}", [SIZE]
+
+    def _as_arrays(self, batch: Any) -> list[Any]:
+        """The leaves, each an array; notes the types that are arrays already."""
+        leaves: list[Any] = []
+        for path, leaf in tree_flatten_with_path(batch)[0]:
+            leaves.append(as_array(leaf, _label(path)))
+            if leaves[-1] is leaf:
+                self._array_types.add(type(leaf))
+        return leaves
 
     def _match(self, batch: Any, treedef: Treedef) -> list[Ragged | None]:
         """The ragged specification of each leaf of the batch, the prefix broadcast."""
@@ -254,8 +286,18 @@ class Planner:
                 requested.append(SIZE.nbytes)
         if fixed:
             prepared = self._landing.prepare([shelves[i].size_class for i in fixed])
-            groups.append(Group(prepared, tuple(fixed)))
-        return BatchPlan(treedef, tuple(shelves), tuple(requested), tuple(ragged), tuple(groups), len(leaves))
+            groups.append(Group(prepared, tuple(fixed) if groups else None))
+        return BatchPlan(
+            treedef,
+            tuple(shelves),
+            tuple(requested),
+            tuple(ragged),
+            tuple(groups),
+            leaf_count=len(leaves),
+            lone=treedef == LONE,
+            no_rags=(None,) * len(leaves),
+            modeless=all(leaf.dtype.itemsize < 8 for leaf in leaves),
+        )
 
 
 def count_classes(leaves: Iterator[tuple[str, list[SizeClass]]], slots: int) -> Counter[SizeClass]:

@@ -30,6 +30,11 @@ def struct(size_class: SizeClass) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(size_class.shape, size_class.dtype)
 
 
+def take_one(slot: jax.Array) -> jax.Array:
+    """`take` of one slot, without the tuple, which costs as much as the rest of the call's result."""
+    return slot
+
+
 def take(*slots: jax.Array) -> tuple[jax.Array, ...]:
     """Donated identity: the same memory in new objects, ready once every earlier reader has finished."""
     return slots
@@ -77,10 +82,12 @@ class DonatedLanding(Landing):
     def is_whole(self, slot: Slot) -> bool:
         if slot.array is None or slot.array.is_deleted():
             return False
-        try:
-            slot.array.block_until_ready()
-        except Exception:
-            return False
+        if slot.unproven:
+            try:
+                slot.array.block_until_ready()
+            except Exception:
+                return False
+            slot.unproven = False
         return True
 
     def fill(self, slot: Slot, value: Any) -> None:
@@ -199,6 +206,7 @@ class DonatedLanding(Landing):
             return jax.device_put(value, home) if elsewhere else jnp.array(value, copy=True)
 
     def _replace(self, slot: Slot, result: Any) -> None:
+        slot.unproven = True
         self._replace_all((slot,), (result,))
 
     def _replace_all(self, slots: Sequence[Slot], results: Sequence[Any]) -> None:
@@ -235,3 +243,4 @@ class DonatedLanding(Landing):
         slot.array = array
         slot.address = array.unsafe_buffer_pointer()
         slot.view = None
+        slot.unproven = True

@@ -6,7 +6,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from ._donation import DonatedLanding, struct, take
+from ._copying import PARALLEL_BYTES, await_writers, copy
+from ._donation import DonatedLanding, struct, take, take_one
 from ._landing import Rag
 from ._programs import Program, run
 from ._request import SizeClass
@@ -17,29 +18,42 @@ class HostWrite(DonatedLanding):
     """Writes host values straight into the slot's memory, which on CPU is the host's own."""
 
     def prepare(self, classes: Sequence[SizeClass]) -> Program:
-        return self._programs.own(("take", *classes), take, [struct(c) for c in classes], range(len(classes)))
+        function = take_one if len(classes) == 1 else take
+        return self._programs.own(("take", *classes), function, [struct(c) for c in classes], range(len(classes)))
 
     def land(self, prepared: Program, slots: Sequence[Slot], values: Sequence[Any], rag: Rag | None) -> None:
         olds = [slot.array for slot in slots]
-        for old in olds:
+        for slot, old in zip(slots, olds, strict=True):
             if old is None or old.is_deleted():  # XLA would refuse it too, with a line in the log each time.
                 raise RuntimeError("a slot's array was donated away")
-        self._replace_all(slots, run(prepared, *olds))
+            if slot.writers:
+                await_writers(slot.writers)
+        results = run(prepared, *olds)
+        self._replace_all(slots, (results,) if len(slots) == 1 else results)
         for slot, value in zip(slots, values, strict=True):
             slot.array.block_until_ready()  # Exclusive from here on: every earlier reader has finished.
-            self._copy(slot, value, rag)
+            view = slot.view
+            if view is None:
+                view = slot.view = memory_of(slot)
+            if rag is not None:
+                self._copy_ragged(slot, view, value, rag)
+                continue
+            slot.contents = None
+            if slot.shelf.nbytes < PARALLEL_BYTES:
+                view[...] = value
+            else:
+                copy(view, value, slot.array, slot.writers)
 
-    def _copy(self, slot: Slot, value: Any, rag: Rag | None) -> None:
-        view = slot.view
-        if view is None:
-            view = slot.view = memory_of(slot)
+    def is_whole(self, slot: Slot) -> bool:
+        if slot.writers:
+            await_writers(slot.writers)
+        return super().is_whole(slot)
+
+    def _copy_ragged(self, slot: Slot, view: Any, value: Any, rag: Rag) -> None:
         contents, slot.contents = slot.contents, None
-        if rag is None:
-            np.copyto(view, value, casting="same_kind")
-            return
         axis, size, pad = rag.axis, rag.size, rag.pad.tobytes()
         before = (slice(None),) * axis
-        np.copyto(view[(*before, slice(size))], value, casting="same_kind")
+        copy(view[(*before, slice(size))], value, slot.array, slot.writers)
         # Rewrite the padding only where it is dirty.
         known = contents is not None and contents[2] == pad and (contents[0] == axis or contents[1] == 0)
         end = contents[1] if known and contents is not None else slot.size_class.shape[axis]

@@ -14,7 +14,7 @@ from ._arena import Arena
 from ._errors import LeaseReleased, NotSteady, OutOfBounds
 from ._landing import Landing
 from ._request import SizeClass, as_array, canonical_dtype, is_castable, scalar_of
-from ._slot import Loan, Slot
+from ._slot import Shelf, Slot
 
 
 class Lease:
@@ -37,29 +37,24 @@ class Lease:
 
     __slots__ = ("__weakref__", "_arena", "_busy", "_cursor", "_landing", "_loan", "_lock", "_released", "_slot")
 
-    def __init__(self, arena: Arena, landing: Landing) -> None:
+    def __init__(self, arena: Arena, landing: Landing, shelf: Shelf, fill: Any) -> None:
+        """Checks a slot out and fills it, unless `fill` is None."""
         self._arena = arena
         self._landing = landing
         self._lock = threading.RLock()
-        self._busy = False
-        self._released = False
+        self._busy = self._released = False
         self._cursor = 0
-        self._slot: Slot
-        self._loan: Loan
-
-    @classmethod
-    def begin(cls, arena: Arena, landing: Landing, size_class: SizeClass, fill: Any) -> Self:
-        """Checks a slot out and fills it, unless `fill` is None."""
-        self = cls(arena, landing)
-        self._loan = arena.loan(self)
+        loan = self._loan = arena.loan(self)
         try:
-            shelf = arena.shelves.get(size_class) or arena.shelf(size_class)
-            (self._slot,) = arena.checkout((shelf,), (shelf.nbytes,), self._loan)
-            first_operation(arena, landing, self._slot, None if fill is None else lambda slot: landing.fill(slot, fill))
+            (slot,) = arena.checkout((shelf,), (shelf.nbytes,), loan)
+            self._slot: Slot = slot
+            if not landing.is_whole(slot):  # Its last borrower donated it away, or failed to compute it.
+                arena.replace(slot)
+            if fill is not None:
+                landing.fill(slot, fill)
         except BaseException:
-            arena.give_back(self._loan)
+            arena.give_back(loan)
             raise
-        return self
 
     @property
     def size_class(self) -> SizeClass:
@@ -176,10 +171,12 @@ class Lease:
         Raises:
             LeaseReleased: Where it was returned before; nothing changes then.
         """
-        with self._operation("release"):
+        with self._lock:
+            self._may("release")
             self._released = True
             self._arena.give_back(self._loan)
-            drop_spilled((self._slot,))
+            if self._slot.spilled:
+                drop_spilled((self._slot,))
 
     def detach(self) -> jax.Array:
         """Takes the array out of the pool for good and returns it; a new buffer takes its slot's place.
@@ -208,14 +205,17 @@ class Lease:
     @contextlib.contextmanager
     def _operation(self, name: str) -> Generator[None]:
         with self._lock:
-            self._alive(name)
-            if self._busy:
-                raise RuntimeError(f"{name} was called inside another operation on the same lease of {self.size_class}")
+            self._may(name)
             self._busy = True
             try:
                 yield
             finally:
                 self._busy = False
+
+    def _may(self, name: str) -> None:
+        self._alive(name)
+        if self._busy:
+            raise RuntimeError(f"{name} was called inside another operation on the same lease of {self.size_class}")
 
     def _alive(self, name: str) -> None:
         if self._released:

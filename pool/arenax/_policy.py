@@ -40,50 +40,56 @@ class Policy:
             shelf = self.shelves[size_class] = Shelf(size_class)
         return shelf
 
-    def _pick(self, shelves: Sequence[Shelf]) -> list[Slot]:
-        """Takes a free slot of each shelf, or none at all."""
-        picked: list[Slot] = []
+    def _take(self, shelves: Sequence[Shelf], requested: Sequence[int], loan: Loan) -> list[Slot] | None:
+        """Lends a free slot of each shelf, or none at all."""
+        slots: list[Slot] = []
         for shelf in shelves:
             if not shelf.free:
-                for slot in reversed(picked):
+                for slot in reversed(slots):
                     slot.shelf.free.append(slot)
-                return []
-            picked.append(shelf.free.pop())
-        return picked
+                    slot.shelf.tally.hit_count -= 1
+                return None
+            shelf.tally.hit_count += 1
+            slots.append(shelf.free.pop())
+        self._lend(slots, requested, loan)
+        return slots
 
     def _lend(self, slots: list[Slot], requested: Sequence[int], loan: Loan) -> None:
-        loan.slots.extend(slots)
+        loan.slots = slots
+        all_bytes = all_requested = 0
         for slot, nbytes in zip(slots, requested, strict=True):
             slot.loan, slot.leased, slot.requested = loan, True, nbytes
-            slot.shelf.tally.lend(slot.shelf.nbytes, nbytes)
-            self.tally.lend(slot.shelf.nbytes, nbytes)
-
-    def _lend_hits(self, slots: list[Slot], requested: Sequence[int], loan: Loan) -> None:
-        """Lends slots that were free, one a leaf."""
-        self._lend(slots, requested, loan)
-        for slot in slots:
-            slot.shelf.tally.hit_count += 1
-        self.tally.hit_count += len(slots)
+            shelf = slot.shelf
+            shelf.tally.lend(1, shelf.nbytes, nbytes)
+            all_bytes += shelf.nbytes
+            all_requested += nbytes
+        self.tally.lend(len(slots), all_bytes, all_requested)
 
     def _end(self, loan: Loan) -> None:
         """Frees what is still on this very loan; any other tenant's slot is left alone."""
-        for slot in loan.slots:
+        count = all_bytes = all_requested = 0
+        for slot in getattr(loan, "slots", ()):  # None yet where an interrupt struck inside `begin`.
             if slot.loan is not loan:
                 continue
             shelf, slot.loan = slot.shelf, None
             if slot.spilled:
                 continue
-            if slot.leased:
-                slot.leased = False
-                shelf.tally.give_back(shelf.nbytes, slot.requested)
-                self.tally.give_back(shelf.nbytes, slot.requested)
             if slot.array is None:
                 self._remove(slot)
-                continue
-            slot.priority = self._clock + 1 / max(shelf.nbytes, 1)
-            shelf.free.append(slot)
-            shelf.tally.note_idle()
-        self.tally.note_idle()
+            else:
+                slot.priority = self._clock + shelf.worth
+                shelf.free.append(slot)
+            if slot.leased:
+                slot.leased = False
+                shelf.tally.give_back(1, shelf.nbytes, slot.requested)
+                count += 1
+                all_bytes += shelf.nbytes
+                all_requested += slot.requested
+            else:  # Made by `reserve` just now.
+                shelf.tally.note_idle()
+                self.tally.note_idle()
+        if count:
+            self.tally.give_back(count, all_bytes, all_requested)
 
     def _remove(self, slot: Slot) -> None:
         slot.shelf.slots.discard(slot)
@@ -101,13 +107,15 @@ class Policy:
     def _settle(self) -> None:
         """Drains the returns, then serves in order each waiter for whose classes nobody waits before it."""
         returned = self._returned
-        while not returned.empty():
-            try:
+        try:
+            while not returned.empty():
                 loan = returned.get_nowait()
-            except Empty:  # The waiter on duty took it.
-                break
-            if loan is not None:
-                self._end(loan)
+                if loan is not None:
+                    self._end(loan)
+        except Empty:  # The waiter on duty took it.
+            pass
+        if not self._line:
+            return
         if any(w.loan() is None for w in self._line):  # Abandoned, by an interrupt in a waiter's own clean-up.
             self._line = deque(w for w in self._line if w.loan() is not None)
             self._hand_over_duty()
@@ -115,12 +123,12 @@ class Policy:
         for waiter in self._line:
             if waiter.settled:
                 continue
-            slots = [] if blocked & waiter.need.keys() else self._pick(waiter.shelves)
-            if waiter.token is not None and waiter.token.cancelled and not slots:
-                waiter.refuse(refusals.exhausted(self, waiter.shelves, "the wait was cancelled"))
-            elif slots:
-                self._lend_hits(slots, waiter.requested, waiter.loan)
+            free = not blocked & waiter.need.keys()
+            slots = self._take(waiter.shelves, waiter.requested, waiter.loan) if free else None
+            if slots is not None:
                 waiter.grant(slots)
+            elif waiter.token is not None and waiter.token.cancelled:
+                waiter.refuse(refusals.exhausted(self, waiter.shelves, "the wait was cancelled"))
             elif waiter.is_hopeless():
                 waiter.refuse(refusals.exhausted(self, waiter.shelves, "whoever waits for them holds them all"))
             else:
@@ -170,7 +178,7 @@ class Policy:
             self._count(shelf, "hit_count")
         pooled = [(s, r) for s, r in zip(slots, requested, strict=True) if not s.spilled]
         self._lend([s for s, _ in pooled], [r for _, r in pooled], loan)
-        loan.slots.extend(s for s in slots if s.spilled)
+        loan.slots = slots
         return slots, doomed
 
     def _grow(self, shelf: Shelf, loan: Loan, doomed: list[Slot]) -> Slot:
@@ -211,12 +219,11 @@ class Policy:
         need: Counter[Shelf],
     ) -> Waiter | tuple[list[Slot], list[Slot]]:
         barred = any(not w.settled and w.need.keys() & need.keys() for w in self._line)
-        slots = [] if barred else self._pick(shelves)
-        if not slots and not barred:
+        slots = None if barred else self._take(shelves, requested, loan)
+        if slots is None and not barred:
             self._sweep(need)
-            slots = self._pick(shelves)
-        if slots:
-            self._lend_hits(slots, requested, loan)
+            slots = self._take(shelves, requested, loan)
+        if slots is not None:
             return slots, []
         if self.mode == "raise":
             raise refusals.exhausted(self, shelves, "")
@@ -246,8 +253,7 @@ class Policy:
         return ("conversion" if fits else "spill"), what
 
     def _count(self, shelf: Shelf, counter: str) -> None:
-        for tally in (shelf.tally, self.tally):
-            setattr(tally, counter, getattr(tally, counter) + 1)
+        setattr(shelf.tally, counter, getattr(shelf.tally, counter) + 1)
 
     def _forget(self, tally: Tally) -> None:
         for gauge in ("slot_count", "leased_count", "reserved_bytes", "leased_bytes", "requested_bytes"):

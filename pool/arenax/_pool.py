@@ -2,26 +2,27 @@
 
 import contextlib
 import itertools
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, Self
 
 import attrs
+import numpy as np
 
 from ._arena import MODES, Arena, Holder
 from ._batch import BatchPlan, Planner, count_classes
 from ._budget import budget_bytes
 from ._compiles import CompileCounter
+from ._landing import Rag
 from ._lease import Lease
 from ._placement import landing_for
 from ._refusals import unsteady
 from ._request import SizeClass, canonical_dtype, exact_shape, scalar_of
-from ._slot import Loan, Slot
+from ._slot import Shelf, Slot
 from ._stats import Stats, human_bytes
 from ._step import Step
 from ._waiters import CancelToken
 
 _numbers = itertools.count(1)
-_NO_SCOPE = contextlib.nullcontext()
 
 
 class BufferPool:
@@ -85,6 +86,7 @@ class BufferPool:
         self.arena = Arena(self.landing, name=self.name, mode=on_exhausted, budget=limit, timeout=timeout)
         self.landing.moved = self.arena.moved
         self.planner = Planner(ragged, self.landing, self.arena.shelf)
+        self._shelves: dict[Any, Shelf] = {}
         self.exact_planner = Planner(None, self.landing, self.arena.shelf)
 
     def reserve(self, example: Any, slots: int = 3) -> None:
@@ -143,13 +145,17 @@ class BufferPool:
             [[1. 0.]
              [0. 1.]]
         """
+        arena, landing = self.arena, self.landing
+        plan, values, requested, rags = self.planner.plan(batch, with_sizes)
         holder = Holder()
-        loan = self.arena.loan(holder, cancel)
-
-        def lend(slot: Slot) -> Any:
-            return self.arena.lend_array(slot, self.landing.lend(slot), cancel)
-
-        plan, arrays = self.land(self.planner, batch, with_sizes, loan, lend, cancel=cancel)
+        loan = arena.loan(holder, cancel)
+        try:
+            slots = arena.checkout(plan.shelves, requested, loan, cancel)
+            self.land(plan, slots, values, requested, rags)
+            arrays = [arena.lend_array(slot, landing.lend(slot), cancel) for slot in slots]
+        except BaseException:
+            arena.give_back(loan)
+            raise
         del loan  # It has nothing left; were it to outlive its holder, it would be queued as a return.
         return (plan.batch_of(arrays), plan.sizes_of(arrays)) if with_sizes else plan.batch_of(arrays)
 
@@ -176,10 +182,28 @@ class BufferPool:
             PoolExhausted: As `on_exhausted` says.
             PoolClosed: After `close`.
         """
-        size_class = SizeClass(exact_shape(shape), canonical_dtype(dtype))
+        try:
+            shelf = self._shelves.get((shape, dtype))
+        except TypeError:  # A list, say.
+            shelf = None
+        if shelf is None:
+            shelf = self._shelf(shape, dtype)
         if fill is not None:
-            scalar_of(fill, size_class.dtype)
-        return Lease.begin(self.arena, self.landing, size_class, fill)
+            scalar_of(fill, shelf.size_class.dtype)
+        return Lease(self.arena, self.landing, shelf, fill)
+
+    def _shelf(self, shape: Any, dtype: Any) -> Shelf:
+        """The shelf for a shape and a dtype as the caller writes them, remembered for the next time."""
+        shelf = self.arena.shelf(SizeClass(exact_shape(shape), canonical_dtype(dtype)))
+        # What a 64-bit dtype means depends on `jax_enable_x64`.
+        if isinstance(shape, tuple) and np.dtype(dtype).itemsize < 8:
+            if len(self._shelves) >= Planner.MAX_PLANS:
+                self._shelves.clear()
+            try:
+                self._shelves[shape, dtype] = shelf
+            except TypeError:
+                pass
+        return shelf
 
     @contextlib.contextmanager
     def steady(self) -> Generator[None]:
@@ -233,29 +257,15 @@ class BufferPool:
 
     def land(
         self,
-        planner: Planner,
-        batch: Any,
-        with_sizes: bool,
-        loan: Loan,
-        take: Callable[[Slot], Any],
-        *,
-        scope: contextlib.AbstractContextManager[None] = _NO_SCOPE,
-        cancel: CancelToken | None = None,
-    ) -> tuple[BatchPlan, list[Any]]:
-        """Checks slots out for a batch, lands it inside `scope`, and takes an array from each slot.
-
-        On any exception the loan is given back.
-        """
-        try:
-            plan, values, requested, rags = planner.plan(batch, with_sizes)
-            slots = self.arena.checkout(plan.shelves, requested, loan, cancel)
-            with scope:
-                plan.land(self.landing, slots, values, rags, self._mend)
-                self.arena.wrote(slots, requested)
-                return plan, [take(slot) for slot in slots]
-        except BaseException:
-            self.arena.give_back(loan)
-            raise
+        plan: BatchPlan,
+        slots: Sequence[Slot],
+        values: Sequence[Any],
+        requested: Sequence[int],
+        rags: Sequence[Rag | None],
+    ) -> None:
+        """Lands the values of a batch in slots checked out for it; on any exception the caller gives the loan back."""
+        plan.land(self.landing, slots, values, rags, self._mend)
+        self.arena.wrote(slots, requested)
 
     def _mend(self, slots: Sequence[Slot]) -> bool:
         """Replaces the slots that are broken, and says whether there were any."""
@@ -267,11 +277,8 @@ class BufferPool:
     def _stats(self) -> Stats:
         """The snapshot; runs under the arena's lock."""
         arena = self.arena
-        whole = Stats.of(
-            arena.tally,
-            budget_bytes=arena.budget,
-            by_class={c: Stats.of(shelf.tally) for c, shelf in arena.shelves.items()},
-        )
+        by_class = {c: Stats.of(shelf.tally) for c, shelf in arena.shelves.items()}
+        whole = Stats.of_arena(arena.tally, by_class, budget_bytes=arena.budget)
         return attrs.evolve(whole, by_device={self.landing.name: whole}, compile_count=self.compile_counter.count)
 
     def __enter__(self) -> Self:

@@ -4,6 +4,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import attrs
@@ -22,21 +23,19 @@ class Loan(weakref.ref[Any]):
     Weak references to a `jax.Array` cannot be hashed, and ``==`` compares elements: compare loans by ``is``.
     """
 
+    # No methods, and made in two steps by `begin`: a Python `__new__` and `__init__` would triple the cost of a loan.
     __slots__ = ("since", "slots", "token")
 
     slots: list["Slot"]
     token: object
     since: float
 
-    def __init__(self, holder: object, put: Callable[["Loan"], None], token: object = None) -> None:
-        """Begins a loan of no slots yet to `holder`."""
-        super().__init__(holder, put)  # pyright: ignore[reportCallIssue]
-        self.slots = []
-        self.token = token
-        self.since = time.monotonic()
 
-    def __new__(cls, holder: object, put: Callable[["Loan"], None], token: object = None) -> "Loan":  # noqa: ARG004
-        return super().__new__(cls, holder, put)
+def begin(holder: object, put: Callable[[Loan], None], slots: "list[Slot]", token: object = None) -> Loan:
+    """Begins a loan of `slots` to `holder`."""
+    loan = Loan(holder, put)
+    loan.slots, loan.token, loan.since = slots, token, time.monotonic()
+    return loan
 
 
 @attrs.define(eq=False)
@@ -55,6 +54,8 @@ class Slot:
         leased: Whether it counts as leased (a slot that is being reserved has a loan and does not).
         spilled: Whether it is outside the pool and its budget, and goes when it is returned.
         requested: Bytes that the borrower asked for.
+        unproven: Whether the array is the result of a program that has not been awaited, and so may have failed.
+        writers: Helpers that an interrupted landing may have left writing; empty but for that.
         contents: ``(axis, extent, pad)`` where everything from `extent` on holds the pad's bytes; None where unknown.
         priority: GreedyDual-Size priority while idle.
     """
@@ -67,6 +68,8 @@ class Slot:
     leased: bool = False
     spilled: bool = False
     requested: int = 0
+    unproven: bool = False
+    writers: "list[Future[None]]" = attrs.field(factory=list)
     contents: tuple[int, int, bytes] | None = None
     priority: float = 0.0
 
@@ -83,6 +86,7 @@ class Shelf:
     Attributes:
         size_class: Shape and dtype.
         nbytes: Bytes of one slot.
+        worth: What an idle slot adds to the clock of GreedyDual-Size: the cost of making it, 1, over its size.
         free: Idle slots; the most recently returned is on the right and serves next.
         slots: All slots of the class, spilled ones left out.
         tally: The class's figures.
@@ -92,6 +96,7 @@ class Shelf:
 
     size_class: SizeClass
     nbytes: int = attrs.field(init=False)
+    worth: float = attrs.field(init=False)
     free: deque[Slot] = attrs.field(factory=deque)
     slots: set[Slot] = attrs.field(factory=set)
     tally: Tally = attrs.field(factory=Tally)
@@ -100,3 +105,4 @@ class Shelf:
 
     def __attrs_post_init__(self) -> None:
         self.nbytes = self.size_class.nbytes
+        self.worth = 1 / max(self.nbytes, 1)

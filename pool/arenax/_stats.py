@@ -18,11 +18,15 @@ COUNTERS = (
     "written_bytes",
     "wait_count",
 )
+_TALLIED = (*GAUGES, *(f"peak_{g}" for g in GAUGES), *COUNTERS)
 
 
 @attrs.define(eq=False)
 class Tally:
     """Gauges, their peaks, and counters of one size class or one arena; changed only under the arena's lock.
+
+    An arena's own counters stay 0, since they are the sums over its classes, but for `wait_count`: one wait may be for
+    several classes.
 
     Invariants: reserved = leased + idle; requested <= leased; each peak >= its gauge; counters never fall.
     """
@@ -64,30 +68,31 @@ class Tally:
         self.slot_count -= 1
         self.reserved_bytes -= nbytes
 
-    def lend(self, nbytes: int, requested: int) -> None:
-        """A slot goes out on loan."""
-        self.leased_count += 1
-        self.leased_bytes += nbytes
-        self.requested_bytes += requested
+    def lend(self, count: int, nbytes: int, requested: int) -> None:
+        """Slots of `nbytes` in all go out on loan."""
         # Comparisons in place of max(): this runs for every leaf of every batch.
-        if self.leased_count > self.peak_leased_count:
-            self.peak_leased_count = self.leased_count
-        if self.leased_bytes > self.peak_leased_bytes:
-            self.peak_leased_bytes = self.leased_bytes
-        if self.requested_bytes > self.peak_requested_bytes:
-            self.peak_requested_bytes = self.requested_bytes
+        leased = self.leased_count = self.leased_count + count
+        if leased > self.peak_leased_count:
+            self.peak_leased_count = leased
+        leased = self.leased_bytes = self.leased_bytes + nbytes
+        if leased > self.peak_leased_bytes:
+            self.peak_leased_bytes = leased
+        requested += self.requested_bytes
+        self.requested_bytes = requested
+        if requested > self.peak_requested_bytes:
+            self.peak_requested_bytes = requested
 
-    def give_back(self, nbytes: int, requested: int) -> None:
-        """A slot on loan comes back."""
-        self.leased_count -= 1
-        self.leased_bytes -= nbytes
+    def give_back(self, count: int, nbytes: int, requested: int) -> None:
+        """Slots on loan come back, of which those without a buffer have left before."""
+        self.leased_count -= count
+        leased = self.leased_bytes = self.leased_bytes - nbytes
         self.requested_bytes -= requested
+        if self.reserved_bytes - leased > self.peak_idle_bytes:
+            self.peak_idle_bytes = self.reserved_bytes - leased
 
     def note_idle(self) -> None:
-        """Raises the peak of idle bytes, once at the end of a return."""
-        idle = self.reserved_bytes - self.leased_bytes
-        if idle > self.peak_idle_bytes:
-            self.peak_idle_bytes = idle
+        """Raises the peak of idle bytes where slots became idle that were not leased before."""
+        self.peak_idle_bytes = max(self.peak_idle_bytes, self.idle_bytes)
 
 
 @attrs.frozen(kw_only=True)
@@ -149,8 +154,13 @@ class Stats:
     @classmethod
     def of(cls, tally: Tally, **more: Any) -> Self:
         """Freezes a tally."""
-        names = (*GAUGES, *(f"peak_{g}" for g in GAUGES), *COUNTERS)
-        return cls(**{n: getattr(tally, n) for n in names}, **more)
+        return cls(**{n: getattr(tally, n) for n in _TALLIED}, **more)
+
+    @classmethod
+    def of_arena(cls, tally: Tally, by_class: Mapping[SizeClass, "Stats"], **more: Any) -> Self:
+        """Freezes an arena's tally, its counters being the sums over its classes."""
+        sums = {n: sum(getattr(s, n) for s in by_class.values()) for n in COUNTERS if n != "wait_count"}
+        return attrs.evolve(cls.of(tally, by_class=by_class, **more), **sums)
 
     @property
     def internal_waste(self) -> float:

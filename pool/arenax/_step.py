@@ -1,8 +1,7 @@
 """A step: a scope whose arrays all go back when it ends."""
 
-import contextlib
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 import jax
@@ -41,6 +40,8 @@ class Step:
     def __init__(self, pool: "BufferPool") -> None:
         self._pool = pool
         self._loans: list[Loan] = []
+        # Held while a landing goes on, so that the end of the step waits for it; not held in the checkout before it,
+        # which may itself wait for that end.
         self._lock = threading.RLock()
         self._state = "new"
 
@@ -125,7 +126,7 @@ class Step:
             RuntimeError: Outside of the step.
         """
         with self._lock:
-            self._open("keep")
+            self._must_be_open("keep")
             slots = [self._slot_of(x) for x in jax.tree.leaves(tree)]
             for slot in {id(s): s for s in slots}.values():
                 self._pool.arena.detach(slot)
@@ -146,37 +147,43 @@ class Step:
         )
 
     def _put(self, planner: Planner, batch: Any, with_sizes: bool) -> Any:
-        loan = self._begin("put")
-        plan, arrays = self._pool.land(planner, batch, with_sizes, loan, _array_of, scope=self._landing())
+        self._must_be_open("put")
+        pool = self._pool
+        arena = pool.arena
+        plan, values, requested, rags = planner.plan(batch, with_sizes)
+        loan = arena.loan(self)
+        try:
+            slots = arena.checkout(plan.shelves, requested, loan)
+            with self._lock:
+                self._begin(loan)
+                pool.land(plan, slots, values, requested, rags)
+                arrays = [slot.array for slot in slots]
+        except BaseException:
+            arena.give_back(loan)
+            raise
         return (plan.batch_of(arrays), plan.sizes_of(arrays)) if with_sizes else plan.batch_of(arrays)
 
     def _draw(self, size_class: SizeClass, finish: Callable[[Slot], None] | None) -> jax.Array:
-        arena, loan = self._pool.arena, self._begin("a factory")
+        self._must_be_open("a factory")
+        arena = self._pool.arena
+        loan = arena.loan(self)
         try:
             shelf = arena.shelf(size_class)
             (slot,) = arena.checkout((shelf,), (shelf.nbytes,), loan)
-            with self._landing():
+            with self._lock:
+                self._begin(loan)
                 first_operation(arena, self._pool.landing, slot, finish)
                 return slot.array
         except BaseException:
             arena.give_back(loan)
             raise
 
-    def _begin(self, what: str) -> Loan:
-        with self._lock:
-            self._open(what)
-            loan = self._pool.arena.loan(self)
-            self._loans.append(loan)
-            return loan
+    def _begin(self, loan: Loan) -> None:
+        """Notes the loan for the end of the step, which must not have come during the checkout."""
+        self._must_be_open("a landing")
+        self._loans.append(loan)
 
-    @contextlib.contextmanager
-    def _landing(self) -> Generator[None]:
-        """A scope that the end of the step waits for; not so the checkout before it, which may wait for that end."""
-        with self._lock:
-            self._open("a landing")
-            yield
-
-    def _open(self, what: str) -> None:
+    def _must_be_open(self, what: str) -> None:
         if self._state != "open":
             raise RuntimeError(
                 f"{what} was called on a step that is {self._state}: use it inside `with pool.step() as step`"
@@ -185,7 +192,3 @@ class Step:
 
 def _exact(shape: Any, dtype: Any) -> SizeClass:
     return SizeClass(exact_shape(shape), canonical_dtype(dtype))
-
-
-def _array_of(slot: Slot) -> Any:
-    return slot.array

@@ -88,8 +88,8 @@ def test_landing_8_mib_takes_no_page_faults_once_warm(draw: str) -> None:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         land()
         faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-    # device_put takes 250 to 1,000 each; a thread of XLA's or Python's own may touch a new page now and then.
-    assert sum(faults) <= len(faults)
+    # device_put takes 250 to 1,000 each; a thread of XLA's or ours may start, or touch a new page, now and then.
+    assert sum(count > 1 for count in faults) <= 2
 
 
 @pytest.mark.parametrize("number", [None, 0, 3])

@@ -168,11 +168,10 @@ def test_a_tally_keeps_its_peaks(events: list[tuple[str, int]]) -> None:
         if event == "add":
             tally.add_slot(16)
         elif event == "lend" and tally.leased_count < tally.slot_count:
-            tally.lend(16, requested)
+            tally.lend(1, 16, requested)
             loans.append(requested)
         elif event == "back" and loans:
-            tally.give_back(16, loans.pop())
-            tally.note_idle()
+            tally.give_back(1, 16, loans.pop())
         seen.append(attrs.evolve(tally))
     for gauge in ("slot_count", "leased_count", "reserved_bytes", "leased_bytes", "requested_bytes"):
         assert getattr(tally, f"peak_{gauge}") == max(getattr(t, gauge) for t in seen)
