@@ -12,7 +12,7 @@ from . import _refusals as refusals
 from ._call_site import caller
 from ._policy import Policy
 from ._request import SizeClass
-from ._slot import Loan, Shelf, Slot, begin
+from ._slot import Holder, Loan, Shelf, Slot, begin
 from ._verify import verify
 from ._waiters import CancelToken, Waiter
 
@@ -273,9 +273,3 @@ class Arena(Policy):
                 del error  # Or the error, its traceback and this frame would be a cycle, and keep the caller's leases.
         assert waiter.slots is not None
         return waiter.slots
-
-
-class Holder:
-    """Holds a loan for the time of one call."""
-
-    __slots__ = ("__weakref__",)

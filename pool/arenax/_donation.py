@@ -18,6 +18,7 @@ import numpy as np
 from jax import lax
 
 from ._compiles import CompileCounter
+from ._copying import await_writers
 from ._errors import NotSteady
 from ._landing import Landing, Rag
 from ._programs import WIDE, Program, Programs, run, run_with_host, undisturbed
@@ -80,6 +81,8 @@ class DonatedLanding(Landing):
         return lent
 
     def is_whole(self, slot: Slot) -> bool:
+        if slot.writers:
+            await_writers(slot.writers)
         if slot.array is None or slot.array.is_deleted():
             return False
         if slot.unproven:

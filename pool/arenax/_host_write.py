@@ -44,11 +44,6 @@ class HostWrite(DonatedLanding):
             else:
                 copy(view, value, slot.array, slot.writers)
 
-    def is_whole(self, slot: Slot) -> bool:
-        if slot.writers:
-            await_writers(slot.writers)
-        return super().is_whole(slot)
-
     def _copy_ragged(self, slot: Slot, view: Any, value: Any, rag: Rag) -> None:
         contents, slot.contents = slot.contents, None
         axis, size, pad = rag.axis, rag.size, rag.pad.tobytes()

@@ -14,7 +14,15 @@ from ._arena import Arena
 from ._errors import LeaseReleased, NotSteady, OutOfBounds
 from ._landing import Landing
 from ._request import SizeClass, as_array, canonical_dtype, is_castable, scalar_of
-from ._slot import Shelf, Slot
+from ._slot import Holder, Shelf, Slot
+
+
+class LeaseHolder(Holder):
+    """Holds a lease's slot."""
+
+    __slots__ = ()
+
+    kind = "Lease"
 
 
 class Lease:
@@ -35,7 +43,7 @@ class Lease:
          [0. 0.]]
     """
 
-    __slots__ = ("__weakref__", "_arena", "_busy", "_cursor", "_landing", "_loan", "_lock", "_released", "_slot")
+    __slots__ = ("__weakref__", "_arena", "_busy", "_cursor", "_holder", "_landing", "_lock", "_released", "_slot")
 
     def __init__(self, arena: Arena, landing: Landing, shelf: Shelf, fill: Any) -> None:
         """Checks a slot out and fills it, unless `fill` is None."""
@@ -44,7 +52,8 @@ class Lease:
         self._lock = threading.RLock()
         self._busy = self._released = False
         self._cursor = 0
-        loan = self._loan = arena.loan(self)
+        self._holder: Holder | None = LeaseHolder()
+        loan = arena.loan(self._holder)
         try:
             (slot,) = arena.checkout((shelf,), (shelf.nbytes,), loan)
             self._slot: Slot = slot
@@ -174,7 +183,7 @@ class Lease:
         with self._lock:
             self._may("release")
             self._released = True
-            self._arena.give_back(self._loan)
+            self._holder = None
             if self._slot.spilled:
                 drop_spilled((self._slot,))
 
@@ -187,7 +196,7 @@ class Lease:
         with self._operation("detach"):
             array = self._arena.detach(self._slot)
             self._released = True
-            self._arena.give_back(self._loan)
+            self._holder = None
             return array
 
     def __enter__(self) -> Self:

@@ -8,7 +8,7 @@ from typing import Any, Self
 import attrs
 import numpy as np
 
-from ._arena import MODES, Arena, Holder
+from ._arena import MODES, Arena
 from ._batch import BatchPlan, Planner, count_classes
 from ._budget import budget_bytes
 from ._compiles import CompileCounter
@@ -17,7 +17,7 @@ from ._lease import Lease
 from ._placement import landing_for
 from ._refusals import unsteady
 from ._request import SizeClass, canonical_dtype, exact_shape, scalar_of
-from ._slot import Shelf, Slot
+from ._slot import Holder, Shelf, Slot
 from ._stats import Stats, human_bytes
 from ._step import Step
 from ._waiters import CancelToken

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ._call_site import call_site
 from ._errors import BudgetExceeded, NotSteady, PoolClosed, PoolExhausted, WaitTimeout
 from ._request import SizeClass
-from ._slot import Shelf
+from ._slot import Holder, Shelf
 from ._stats import human_bytes
 
 if TYPE_CHECKING:
@@ -95,7 +95,11 @@ def _remedy(policy: "Policy", need: Counter[Shelf]) -> str:
 def _holders(shelves: Sequence[Shelf]) -> tuple[dict[str, int], float]:
     """Counts the loans by the kind of their holder, and returns the age of the oldest in seconds."""
     loans = [s.loan for shelf in dict.fromkeys(shelves) for s in list(shelf.slots) if s.loan is not None]
-    kinds = Counter(type(holder).__name__ for holder in (loan() for loan in loans) if holder is not None)
+    kinds = Counter(
+        holder.kind if isinstance(holder, Holder) else type(holder).__name__
+        for holder in (loan() for loan in loans)
+        if holder is not None
+    )
     now = time.monotonic()
     return dict(kinds), max((now - loan.since for loan in loans), default=0.0)
 

@@ -16,9 +16,9 @@ from ._stats import Tally
 class Loan(weakref.ref[Any]):
     """One checkout, by identity: a weak reference to whoever holds the slots.
 
-    When the holder dies the loan puts itself into the arena's queue of returns. Its callback is that queue's own `put`,
-    in C, so that no signal handler can run inside it and no lock is taken. An explicit return puts the same loan into
-    the same queue. A slot goes back only while ``slot.loan is loan``: a double or stale return finds another loan.
+    When the holder dies, or the last reference to a `Holder` is given up, the loan puts itself into the arena's queue
+    of returns. Its callback is that queue's own `put`, in C, so that no signal handler can run inside it and no lock is
+    taken. A slot goes back only while ``slot.loan is loan``: a double or stale return finds another loan.
 
     Weak references to a `jax.Array` cannot be hashed, and ``==`` compares elements: compare loans by ``is``.
     """
@@ -36,6 +36,18 @@ def begin(holder: object, put: Callable[[Loan], None], slots: "list[Slot]", toke
     loan = Loan(holder, put)
     loan.slots, loan.token, loan.since = slots, token, time.monotonic()
     return loan
+
+
+class Holder:
+    """Holds a loan for whoever has a reference to this object: to drop the last one is to return the slots.
+
+    Attributes:
+        kind: What messages call it.
+    """
+
+    __slots__ = ("__weakref__",)
+
+    kind = "a call"
 
 
 @attrs.define(eq=False)

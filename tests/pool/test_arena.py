@@ -231,10 +231,10 @@ def test_check_finds_broken_loans_sums_and_budgets() -> None:
     with pytest.raises(AssertionError, match="free and on loan"):
         pool.check()
     held._slot.shelf.free.clear()
-    held._loan.slots = []
+    held._slot.loan.slots = []
     with pytest.raises(AssertionError, match="does not list its slot"):
         pool.check()
-    held._loan.slots = [held._slot]
+    held._slot.loan.slots = [held._slot]
     pool.arena.tally.leased_bytes += 1
     with pytest.raises(AssertionError, match="the sum over its classes"):
         pool.check()

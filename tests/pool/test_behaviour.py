@@ -420,7 +420,7 @@ def test_a_lease_is_returned_once_and_refuses_use_after(make_pool: MakePool) -> 
 def test_a_stale_loan_cannot_return_the_next_tenants_slot(make_pool: MakePool) -> None:
     pool = make_pool()
     first = pool.lease((4,), "float32")
-    stale = first._loan
+    stale = first._slot.loan
     first.release()
     second = pool.lease((4,), "float32")
     pool.arena.give_back(stale)
