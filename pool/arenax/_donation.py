@@ -41,6 +41,11 @@ def take(*slots: jax.Array) -> tuple[jax.Array, ...]:
     return slots
 
 
+def is_filled(slot: Slot, contents: tuple[int, int, bytes]) -> bool:
+    """Whether every element is known to hold the pad of `contents` already."""
+    return slot.contents is not None and slot.contents[1:] == contents[1:] and not slot.array.is_deleted()
+
+
 class DonatedLanding(Landing):
     """Everything by donated programs, the same on every device.
 
@@ -97,8 +102,7 @@ class DonatedLanding(Landing):
         size_class = slot.size_class
         scalar = np.asarray(value, size_class.dtype)
         contents = (0, 0, scalar.tobytes())
-        filled = slot.contents is not None and slot.contents[1:] == contents[1:]
-        if filled and not slot.array.is_deleted():
+        if is_filled(slot, contents):
             return
 
         def arenax_fill(slot: jax.Array, value: jax.Array) -> jax.Array:

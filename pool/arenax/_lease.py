@@ -237,7 +237,7 @@ class Lease:
         if isinstance(value, Tracer):
             raise TypeError("a lease cannot take a tracer: call it outside of jit, or use lease.update")
         value = as_array(value, "the value")
-        if not is_castable(canonical_dtype(value.dtype), self.dtype):
+        if value.dtype != self.dtype and not is_castable(canonical_dtype(value.dtype), self.dtype):
             raise TypeError(f"a value of dtype {value.dtype} does not fit a slot of {self.size_class}: cast it first")
         if len(value.shape) != len(self.shape):
             raise ValueError(f"a value must have the slot's rank, {len(self.shape)}, got shape {tuple(value.shape)}")
