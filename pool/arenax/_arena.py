@@ -12,7 +12,7 @@ from . import _refusals as refusals
 from ._call_site import caller
 from ._policy import Policy
 from ._request import SizeClass
-from ._slot import Holder, Loan, Shelf, Slot, begin
+from ._slot import Holder, Loan, Shelf, Slot
 from ._verify import verify
 from ._waiters import CancelToken, Waiter
 
@@ -40,6 +40,8 @@ class Arena(Policy):
         super().__init__(name, mode, budget, timeout)
         self._maker = maker
         self._lock = threading.Lock()
+        # Ends a loan: takes no lock, and may be called twice, late, and in a finalizer.
+        self.give_back: Callable[[Loan], None] = self._returned.put
         self._warned_of_spill = False
 
     def shelf(self, size_class: SizeClass) -> Shelf:
@@ -48,13 +50,18 @@ class Arena(Policy):
         with self._lock:
             return self._shelf(size_class)
 
-    def loan(self, holder: object, token: object = None) -> Loan:
+    def loan(self, holder: object, token: object = None, lands: bool = False) -> Loan:
         """Begins a loan to `holder`; its slots come back when it dies or by `give_back`."""
-        return begin(holder, self._returned.put, [], token)
+        loan = Loan(holder, self.give_back)
+        loan.slots, loan.token, loan.since, loan.lands = [], token, time.monotonic(), lands
+        return loan
 
-    def give_back(self, loan: Loan) -> None:
-        """Ends a loan. Takes no lock and may be called twice, late, and in a finalizer."""
-        self._returned.put(loan)
+    def abandon(self, loan: Loan, requested: Sequence[int]) -> None:
+        """Ends the loan of a checkout or landing that failed: nothing was written after all."""
+        # Critical section.
+        with self._lock:
+            self._count_writes(loan.slots, requested, -1)
+        self.give_back(loan)
 
     def _wake(self) -> None:
         """Has the waiter on duty look at the line again; takes no lock, as a finalizer may call it."""
@@ -124,12 +131,14 @@ class Arena(Policy):
         finally:
             self.settle([loan])
 
-    def lend_array(self, slot: Slot, array: Any, token: object) -> Any:
-        """Hands a slot from the loan of a call over to the array that its borrower gets; returns the array."""
-        loan = slot.loan = begin(array, self._returned.put, [slot], token)
-        if self.closed:  # Nobody drains the returns any more: let go of the buffer with the array.
-            loan.slots, slot.loan = [], None
-        return array
+    def hand_over(self, slots: Sequence[Slot], arrays: Sequence[Any], token: object) -> None:
+        """Hands slots from the loan of a call over to the arrays that its caller gets, each a loan of its own."""
+        now = time.monotonic()
+        for slot, array in zip(slots, arrays, strict=True):
+            loan = slot.loan = Loan(array, self.give_back)
+            loan.slots, loan.token, loan.since, loan.lands = [slot], token, now, False
+            if self.closed:  # Nobody drains the returns any more: let go of the buffer with the array.
+                loan.slots, slot.loan = [], None
 
     def detach(self, slot: Slot) -> Any:
         """Takes the array out of a slot on loan, for good, and gives the slot a new one; returns the array."""
@@ -166,10 +175,7 @@ class Arena(Policy):
         """Counts writes of that many bytes into the slots."""
         # Critical section.
         with self._lock:
-            for slot, nbytes in zip(slots, requested, strict=True):
-                tally = slot.shelf.tally
-                tally.write_count += 1
-                tally.written_bytes += nbytes
+            self._count_writes(slots, requested)
 
     def settle(self, returns: Sequence[Loan] = ()) -> None:
         """Processes the given and all queued returns, and serves or refuses waiters."""

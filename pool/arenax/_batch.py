@@ -47,7 +47,7 @@ class BatchPlan:
         ragged: For each leaf, ``(axis, pad)`` or None.
         groups: How they land.
         leaf_count: Leaves of the batch, the sizes left out.
-        lone: Whether the batch is one array, and no tree.
+        lone: Whether it is one array, without a tree around it and without its size.
         no_rags: None for each leaf: the extents of a batch without ragged leaves.
         modeless: Whether every dtype means the same with `jax_enable_x64` on and off.
     """
@@ -64,8 +64,6 @@ class BatchPlan:
 
     def batch_of(self, arrays: Sequence[Any]) -> Any:
         """The batch's tree of the arrays."""
-        if self.lone:
-            return arrays[0]
         return self.treedef.unflatten(arrays[: self.leaf_count])
 
     def sizes_of(self, arrays: Sequence[Any]) -> Any:
@@ -79,13 +77,8 @@ class BatchPlan:
         slots: Sequence[Slot],
         values: Sequence[Any],
         rags: Sequence[Rag | None],
-        mend: Callable[[Sequence[Slot]], bool],
     ) -> None:
-        """Lands every leaf in its slot.
-
-        Where a landing fails because a slot was broken before (its array donated away by its last borrower, or the
-        result of a computation that failed), `mend` replaces it and the landing is tried once more.
-        """
+        """Lands every leaf in its slot; may be called again after a failure."""
         for group in self.groups:
             indices = group.indices
             if indices is None:
@@ -93,19 +86,10 @@ class BatchPlan:
             else:
                 picked, picked_values = [slots[i] for i in indices], [values[i] for i in indices]
                 rag = rags[indices[0]]
-            prepared = group.prepared
-            try:
-                if prepared is not None:
-                    landing.land(prepared, picked, picked_values, rag)
-                else:
-                    landing.land_array(picked[0], picked_values[0], rag)
-            except Exception:
-                if not mend(picked):
-                    raise
-                if prepared is not None:
-                    landing.land(prepared, picked, picked_values, rag)
-                else:
-                    landing.land_array(picked[0], picked_values[0], rag)
+            if group.prepared is not None:
+                landing.land(group.prepared, picked, picked_values, rag)
+            else:
+                landing.land_array(picked[0], picked_values[0], rag)
 
 
 class Planner:
@@ -150,8 +134,10 @@ class Planner:
             if plan is not None:
                 return plan, (batch,), plan.requested, plan.no_rags
         leaves, treedef = tree_flatten(batch)
-        if not self._array_types.issuperset(map(type, leaves)):
+        types = [*map(type, leaves)]
+        if not self._array_types.issuperset(types):
             leaves = self._as_arrays(batch)
+            types = [*map(type, leaves)]
         shapes: list[Any] = [x.shape for x in leaves]
         sizes: list[int] = []
         if self._any_ragged:
@@ -161,7 +147,7 @@ class Planner:
                     shapes[i] = self._padded(shapes[i], spec, sizes, batch, i)
         # Lookups of one key, nothing computed a leaf: dtypes are made canonical, once, in `_prepare`.
         x64 = cast(Any, jax.config).jax_enable_x64
-        key = (treedef, with_sizes, x64, *map(type, leaves), *shapes, *[x.dtype for x in leaves])
+        key = (treedef, with_sizes, x64, *types, *shapes, *[x.dtype for x in leaves])
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= self.MAX_PLANS:
@@ -294,7 +280,7 @@ class Planner:
             tuple(ragged),
             tuple(groups),
             leaf_count=len(leaves),
-            lone=treedef == LONE,
+            lone=treedef == LONE and len(shelves) == 1,
             no_rags=(None,) * len(leaves),
             modeless=all(leaf.dtype.itemsize < 8 for leaf in leaves),
         )

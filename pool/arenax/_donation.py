@@ -21,7 +21,7 @@ from ._compiles import CompileCounter
 from ._copying import await_writers
 from ._errors import NotSteady
 from ._landing import Landing, Rag
-from ._programs import WIDE, Program, Programs, run, run_with_host, undisturbed
+from ._programs import WIDE, Programs, run, run_with_host, undisturbed
 from ._request import SizeClass
 from ._slot import Slot
 
@@ -47,11 +47,7 @@ def is_filled(slot: Slot, contents: tuple[int, int, bytes]) -> bool:
 
 
 class DonatedLanding(Landing):
-    """Everything by donated programs, the same on every device.
-
-    A host value is padded to its class on the host, transferred, and placed: the portable path, which allocates the
-    transfer's buffer each time and compiles once a class.
-    """
+    """All but the landing of host values, which depends on the device: by donated programs, the same on every one."""
 
     def __init__(self, device: Any, committed: bool, counter: CompileCounter) -> None:
         self.device = device
@@ -71,19 +67,14 @@ class DonatedLanding(Landing):
         slot.contents = (0, 0, np.zeros((), size_class.dtype).tobytes())
         self._adopt(slot, array)
 
-    def prepare(self, classes: Sequence[SizeClass]) -> Any:
-        for size_class in classes:
-            self._overwrite(size_class)
-        return tuple(classes)
-
-    def land(self, prepared: Any, slots: Sequence[Slot], values: Sequence[Any], rag: Rag | None) -> None:  # noqa: ARG002
-        for slot, value in zip(slots, values, strict=True):
-            self._transfer(slot, value, rag)
-
-    def lend(self, slot: Slot) -> Any:
-        # A second handle on the same buffer: a weak reference to the first then tells when the borrower dropped it.
-        lent, slot.array = slot.array, slot.array.addressable_data(0)
-        return lent
+    def lend(self, slots: Sequence[Slot]) -> list[Any]:
+        arrays: list[Any] = []
+        for slot in slots:
+            array = slot.array
+            # A second handle on the same buffer: a weak reference to the first then tells when the borrower dropped it.
+            slot.array = array.addressable_data(0)
+            arrays.append(array)
+        return arrays
 
     def is_whole(self, slot: Slot) -> bool:
         if slot.writers:
@@ -175,26 +166,6 @@ class DonatedLanding(Landing):
         if any(isinstance(x, np.ndarray) for x in leaves):
             slot.array.block_until_ready()
 
-    def _overwrite(self, size_class: SizeClass) -> Program:
-        def arenax_overwrite(slot: jax.Array, value: jax.Array) -> jax.Array:  # noqa: ARG001
-            return value
-
-        args = (struct(size_class), struct(size_class))
-        return self._programs.own(("overwrite", size_class), arenax_overwrite, args, (0,))
-
-    def _transfer(self, slot: Slot, value: Any, rag: Rag | None) -> None:
-        self._refuse_broken(slot)
-        size_class = slot.size_class
-        # A copy in any case: device_put may alias it, and the caller may overwrite his own when we return.
-        if rag is None:
-            host = np.array(value, size_class.dtype)
-        else:
-            host = np.full(size_class.shape, rag.pad)
-            np.copyto(host[(*(slice(None),) * rag.axis, slice(rag.size))], value, casting="same_kind")
-        slot.contents = None
-        self._replace(slot, run_with_host(self._overwrite(size_class), slot.array, host))
-        slot.contents = None if rag is None else (rag.axis, rag.size, rag.pad.tobytes())
-
     def _refuse_broken(self, slot: Slot) -> None:
         """Raises where the last borrower donated the array away or failed to compute it, whose error would spread."""
         if not self.is_whole(slot):
@@ -214,29 +185,20 @@ class DonatedLanding(Landing):
 
     def _replace(self, slot: Slot, result: Any) -> None:
         slot.unproven = True
-        self._replace_all((slot,), (result,))
+        old, slot.array = slot.array, result
+        self._find_moved((slot,), (old,))
 
-    def _replace_all(self, slots: Sequence[Slot], results: Sequence[Any]) -> None:
-        """Records the results of a donated program as the slots' arrays, all of them, then tells which slots moved."""
-        moved: list[tuple[Slot, Any]] = []
-        for slot, result in zip(slots, results, strict=True):
-            old, slot.array = slot.array, result
-            if result is old or (result.unsafe_buffer_pointer() != slot.address and slot.shelf.nbytes):
-                moved.append((slot, old))
-        if moved:
-            self._have_moved(moved)
-
-    def _have_moved(self, moved: Sequence[tuple[Slot, Any]]) -> None:
-        for slot, old in moved:
+    def _find_moved(self, slots: Sequence[Slot], olds: Sequence[Any]) -> None:
+        """Adopts and reports those slots whose new array is not where the donated one was; all are recorded before."""
+        errors: list[Exception] = []
+        for slot, old in zip(slots, olds, strict=True):
             if slot.array is old:  # Nothing was donated, and this is the last borrower's own object: not ours to write.
                 slot.array = None
-            else:
-                self._adopt(slot, slot.array)
-        errors: list[Exception] = []
-        for slot, old in moved:
-            if slot.array is None:
                 errors.append(RuntimeError("a program returned the very array that was donated to it"))
                 continue
+            if slot.array.unsafe_buffer_pointer() == slot.address or not slot.shelf.nbytes:
+                continue
+            self._adopt(slot, slot.array)
             held = not old.is_deleted()
             cause = "a NumPy view or DLPack export of its last array is alive" if held else "donation became a copy"
             try:

@@ -46,8 +46,8 @@ class Landing(ABC):
         """Writes a `jax.Array` into a slot without passing through the host."""
 
     @abstractmethod
-    def lend(self, slot: Slot) -> Any:
-        """Returns the array for the borrower and keeps another handle on its buffer, to know when he drops it."""
+    def lend(self, slots: Sequence[Slot]) -> list[Any]:
+        """Returns the arrays for the borrower; keeps another handle on each buffer, to know when he drops his."""
 
     @abstractmethod
     def fill(self, slot: Slot, value: Any) -> None:

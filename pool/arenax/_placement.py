@@ -9,8 +9,9 @@ from ._compiles import CompileCounter
 from ._donation import DonatedLanding
 from ._host_write import HostWrite
 from ._landing import Landing
+from ._ring import PinnedRing
 
-KINDS: dict[str, type[DonatedLanding]] = {"host": HostWrite, "ring": DonatedLanding}
+KINDS: dict[str, type[DonatedLanding]] = {"host": HostWrite, "ring": PinnedRing}
 
 
 def landing_for(placement: Any, kind: str | None, counter: CompileCounter) -> Landing:

@@ -42,28 +42,47 @@ class Policy:
 
     def _take(self, shelves: Sequence[Shelf], requested: Sequence[int], loan: Loan) -> list[Slot] | None:
         """Lends a free slot of each shelf, or none at all."""
-        slots: list[Slot] = []
+        if len(shelves) == 1:  # By itself: the loops below would take a third of the time of a checkout.
+            shelf = shelves[0]
+            if not shelf.free:
+                return None
+            slot = shelf.free.pop()
+            loan.slots = slots = [slot]
+            self._lend(slot, requested[0], loan, 1)
+            self.tally.lend(1, shelf.nbytes, requested[0])
+            return slots
+        slots = []
         for shelf in shelves:
             if not shelf.free:
                 for slot in reversed(slots):
                     slot.shelf.free.append(slot)
-                    slot.shelf.tally.hit_count -= 1
                 return None
-            shelf.tally.hit_count += 1
             slots.append(shelf.free.pop())
-        self._lend(slots, requested, loan)
+        self._lend_all(slots, requested, loan, 1)
         return slots
 
-    def _lend(self, slots: list[Slot], requested: Sequence[int], loan: Loan) -> None:
+    def _lend_all(self, slots: list[Slot], requested: Sequence[int], loan: Loan, hits: int) -> None:
         loan.slots = slots
-        all_bytes = all_requested = 0
+        all_bytes = 0
         for slot, nbytes in zip(slots, requested, strict=True):
-            slot.loan, slot.leased, slot.requested = loan, True, nbytes
-            shelf = slot.shelf
-            shelf.tally.lend(1, shelf.nbytes, nbytes)
-            all_bytes += shelf.nbytes
-            all_requested += nbytes
-        self.tally.lend(len(slots), all_bytes, all_requested)
+            self._lend(slot, nbytes, loan, hits)
+            all_bytes += slot.shelf.nbytes
+        self.tally.lend(len(slots), all_bytes, sum(requested))
+
+    def _lend(self, slot: Slot, nbytes: int, loan: Loan, hits: int) -> None:
+        slot.loan, slot.leased, slot.requested = loan, True, nbytes
+        tally = slot.shelf.tally
+        tally.hit_count += hits
+        if loan.lands:
+            tally.write_count += 1
+            tally.written_bytes += nbytes
+        tally.lend(1, slot.shelf.nbytes, nbytes)
+
+    def _count_writes(self, slots: Sequence[Slot], requested: Sequence[int], sign: int = 1) -> None:
+        for slot, nbytes in zip(slots, requested, strict=False):
+            tally = slot.shelf.tally
+            tally.write_count += sign
+            tally.written_bytes += sign * nbytes
 
     def _end(self, loan: Loan) -> None:
         """Frees what is still on this very loan; any other tenant's slot is left alone."""
@@ -176,9 +195,11 @@ class Policy:
             slots.append(slot)
         for shelf in hits:
             self._count(shelf, "hit_count")
-        pooled = [(s, r) for s, r in zip(slots, requested, strict=True) if not s.spilled]
-        self._lend([s for s, _ in pooled], [r for _, r in pooled], loan)
+        pairs = [*zip(slots, requested, strict=True)]
+        self._lend_all([s for s, _ in pairs if not s.spilled], [r for s, r in pairs if not s.spilled], loan, 0)
         loan.slots = slots
+        if loan.lands:
+            self._count_writes([s for s in slots if s.spilled], [r for s, r in pairs if s.spilled])
         return slots, doomed
 
     def _grow(self, shelf: Shelf, loan: Loan, doomed: list[Slot]) -> Slot:

@@ -148,16 +148,22 @@ class BufferPool:
         arena, landing = self.arena, self.landing
         plan, values, requested, rags = self.planner.plan(batch, with_sizes)
         holder = Holder()
-        loan = arena.loan(holder, cancel)
+        loan = arena.loan(holder, cancel, lands=True)
         try:
             slots = arena.checkout(plan.shelves, requested, loan, cancel)
-            self.land(plan, slots, values, requested, rags)
-            arrays = [arena.lend_array(slot, landing.lend(slot), cancel) for slot in slots]
+            try:
+                plan.land(landing, slots, values, rags)
+            except Exception:
+                self.land_again(plan, slots, values, rags)
+            arrays = landing.lend(slots)
+            arena.hand_over(slots, arrays, cancel)
         except BaseException:
-            arena.give_back(loan)
+            arena.abandon(loan, requested)
             raise
         del loan  # It has nothing left; were it to outlive its holder, it would be queued as a return.
-        return (plan.batch_of(arrays), plan.sizes_of(arrays)) if with_sizes else plan.batch_of(arrays)
+        if with_sizes:
+            return plan.batch_of(arrays), plan.sizes_of(arrays)
+        return arrays[0] if plan.lone else plan.batch_of(arrays)
 
     def step(self) -> Step:
         """Begins a scope around a training step: whatever is drawn in it goes back when it ends.
@@ -255,24 +261,20 @@ class BufferPool:
         """Frees every idle slot and refuses every waiter; arrays on loan stay valid until dropped. Idempotent."""
         self.arena.close()
 
-    def land(
-        self,
-        plan: BatchPlan,
-        slots: Sequence[Slot],
-        values: Sequence[Any],
-        requested: Sequence[int],
-        rags: Sequence[Rag | None],
+    def land_again(
+        self, plan: BatchPlan, slots: Sequence[Slot], values: Sequence[Any], rags: Sequence[Rag | None]
     ) -> None:
-        """Lands the values of a batch in slots checked out for it; on any exception the caller gives the loan back."""
-        plan.land(self.landing, slots, values, rags, self._mend)
-        self.arena.wrote(slots, requested)
+        """Lands a batch once more, its landing having failed with the exception in flight.
 
-    def _mend(self, slots: Sequence[Slot]) -> bool:
-        """Replaces the slots that are broken, and says whether there were any."""
+        Where a slot was broken before (its array donated away by its last borrower, or the result of a computation that
+        failed) that was the reason, and it gets a new buffer. Otherwise the exception goes on.
+        """
         broken = [slot for slot in slots if not self.landing.is_whole(slot)]
+        if not broken:
+            raise
         for slot in broken:
             self.arena.replace(slot)
-        return bool(broken)
+        plan.land(self.landing, slots, values, rags)
 
     def _stats(self) -> Stats:
         """The snapshot; runs under the arena's lock."""

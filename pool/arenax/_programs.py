@@ -14,6 +14,7 @@ import jax
 
 from ._compiles import CompileCounter
 
+_config: Any = jax.config
 Program = Callable[..., Any]
 WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
 
@@ -24,8 +25,7 @@ def run(program: Program, *args: Any) -> Any:
     Reading the flags costs a fraction of a microsecond, entering the contexts ten, so they are entered only where a
     flag is set.
     """
-    config: Any = jax.config
-    if config.jax_disable_jit or config.jax_debug_nans or config.jax_debug_infs:
+    if _config.jax_disable_jit or _config.jax_debug_nans or _config.jax_debug_infs:
         with undisturbed():
             return program(*args)
     return program(*args)

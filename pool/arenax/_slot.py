@@ -1,9 +1,7 @@
 """Slots, the shelves that hold those of one size class, and loans: who has a slot now."""
 
-import time
 import weakref
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -20,22 +18,22 @@ class Loan(weakref.ref[Any]):
     of returns. Its callback is that queue's own `put`, in C, so that no signal handler can run inside it and no lock is
     taken. A slot goes back only while ``slot.loan is loan``: a double or stale return finds another loan.
 
+    Attributes:
+        slots: The slots lent; some may be on another loan by now.
+        token: The borrower's `CancelToken`, or None.
+        since: When it began, by `time.monotonic`.
+        lands: Whether a value lands in each slot at once, which counts as a write.
+
     Weak references to a `jax.Array` cannot be hashed, and ``==`` compares elements: compare loans by ``is``.
     """
 
-    # No methods, and made in two steps by `begin`: a Python `__new__` and `__init__` would triple the cost of a loan.
-    __slots__ = ("since", "slots", "token")
+    # Filled by the arena that begins it: a Python `__init__` would double the cost of a loan.
+    __slots__ = ("lands", "since", "slots", "token")
 
     slots: list["Slot"]
     token: object
     since: float
-
-
-def begin(holder: object, put: Callable[[Loan], None], slots: "list[Slot]", token: object = None) -> Loan:
-    """Begins a loan of `slots` to `holder`."""
-    loan = Loan(holder, put)
-    loan.slots, loan.token, loan.since = slots, token, time.monotonic()
-    return loan
+    lands: bool
 
 
 class Holder:

@@ -1,13 +1,14 @@
 """A step: a scope whose arrays all go back when it ends."""
 
-import threading
+from _thread import RLock  # What threading.RLock, a function, makes at several times the cost.
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import jax
 import numpy as np
 
 from ._batch import Planner
+from ._compiles import Watch
 from ._lease import drop_spilled, first_operation
 from ._request import SizeClass, as_array, canonical_dtype, exact_shape, scalar_of
 from ._slot import Loan, Slot
@@ -42,23 +43,26 @@ class Step:
         self._loans: list[Loan] = []
         # Held while a landing goes on, so that the end of the step waits for it; not held in the checkout before it,
         # which may itself wait for that end.
-        self._lock = threading.RLock()
+        self._lock = RLock()
         self._state = "new"
 
     def __enter__(self) -> Self:
         if self._state != "new":
             raise RuntimeError(f"a step is entered once, and this one is {self._state}: call pool.step() each time")
         self._state = "open"
-        self._watch = self._pool.compile_counter.watch()
+        self._watch = Watch(self._pool.compile_counter)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._watch.end()
         with self._lock:  # Waits for a landing that another thread has begun in this step.
             self._state = "over"
+            give_back = self._pool.arena.give_back
             for loan in self._loans:
-                self._pool.arena.give_back(loan)
-                drop_spilled(loan.slots)
+                give_back(loan)
+                for slot in loan.slots:
+                    if slot.spilled:
+                        drop_spilled(slot)
 
     def put(self, batch: Any, with_sizes: bool = False) -> Any:
         """Lands a batch, as `BufferPool.put` does; its arrays go back when the step ends.
@@ -126,7 +130,8 @@ class Step:
             RuntimeError: Outside of the step.
         """
         with self._lock:
-            self._must_be_open("keep")
+            if self._state != "open":
+                self._refuse("keep")
             slots = [self._slot_of(x) for x in jax.tree.leaves(tree)]
             for slot in {id(s): s for s in slots}.values():
                 self._pool.arena.detach(slot)
@@ -147,47 +152,52 @@ class Step:
         )
 
     def _put(self, planner: Planner, batch: Any, with_sizes: bool) -> Any:
-        self._must_be_open("put")
+        if self._state != "open":
+            self._refuse("put")
         pool = self._pool
         arena = pool.arena
         plan, values, requested, rags = planner.plan(batch, with_sizes)
-        loan = arena.loan(self)
+        loan = arena.loan(self, lands=True)
         try:
             slots = arena.checkout(plan.shelves, requested, loan)
             with self._lock:
-                self._begin(loan)
-                pool.land(plan, slots, values, requested, rags)
+                if self._state != "open":  # Its end came during the checkout.
+                    self._refuse("a landing")
+                self._loans.append(loan)
+                try:
+                    plan.land(pool.landing, slots, values, rags)
+                except Exception:
+                    pool.land_again(plan, slots, values, rags)
+                if plan.lone and not with_sizes:
+                    return slots[0].array
                 arrays = [slot.array for slot in slots]
         except BaseException:
-            arena.give_back(loan)
+            arena.abandon(loan, requested)
             raise
         return (plan.batch_of(arrays), plan.sizes_of(arrays)) if with_sizes else plan.batch_of(arrays)
 
     def _draw(self, size_class: SizeClass, finish: Callable[[Slot], None] | None) -> jax.Array:
-        self._must_be_open("a factory")
+        if self._state != "open":
+            self._refuse("a factory")
         arena = self._pool.arena
         loan = arena.loan(self)
         try:
             shelf = arena.shelf(size_class)
             (slot,) = arena.checkout((shelf,), (shelf.nbytes,), loan)
             with self._lock:
-                self._begin(loan)
+                if self._state != "open":
+                    self._refuse("a landing")
+                self._loans.append(loan)
                 first_operation(arena, self._pool.landing, slot, finish)
                 return slot.array
         except BaseException:
             arena.give_back(loan)
             raise
 
-    def _begin(self, loan: Loan) -> None:
-        """Notes the loan for the end of the step, which must not have come during the checkout."""
-        self._must_be_open("a landing")
-        self._loans.append(loan)
-
-    def _must_be_open(self, what: str) -> None:
-        if self._state != "open":
-            raise RuntimeError(
-                f"{what} was called on a step that is {self._state}: use it inside `with pool.step() as step`"
-            )
+    def _refuse(self, what: str) -> NoReturn:
+        raise RuntimeError(
+            f"{what} was called on a step that is {self._state}: use it inside `with pool.step() as step`"
+        )
 
 
 def _exact(shape: Any, dtype: Any) -> SizeClass:

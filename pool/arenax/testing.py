@@ -160,10 +160,11 @@ class FakeDevice(Landing):
     def land_array(self, slot: Slot, value: Any, rag: Rag | None) -> None:
         self.land((slot.size_class,), (slot,), (np.asarray(value),), rag)
 
-    def lend(self, slot: Slot) -> Any:
-        lent: FakeArray = slot.array
-        slot.array = lent.another()
-        return lent
+    def lend(self, slots: Sequence[Slot]) -> list[Any]:
+        arrays: list[FakeArray] = [slot.array for slot in slots]
+        for slot in slots:
+            slot.array = slot.array.another()
+        return arrays
 
     def fill(self, slot: Slot, value: Any) -> None:
         self._donate(slot)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 # The module of each subcommand has `add_arguments(parser)` and `run(args) -> int`.
 COMMANDS = {
+    "bench": ("_bench", "time the pool against its rivals, and say where it is slower"),
     "demo": ("_demo", "train a small language model on ragged text with and without the pool, and compare"),
     "stress": ("_soak", "torture the pool and verify its invariants"),
 }

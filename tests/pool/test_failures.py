@@ -10,7 +10,9 @@ import pytest
 import arenax
 import arenax._donation as donation
 import arenax._host_write as host_write
+import arenax._placing as placing
 import arenax._programs as programs
+import arenax._ring as ring
 
 from .conftest import pool_on
 
@@ -23,7 +25,7 @@ def pool(request: pytest.FixtureRequest) -> Any:
 
 
 def replace_run(patch: pytest.MonkeyPatch, run: Any) -> None:
-    for module in (programs, donation, host_write):
+    for module in (programs, donation, host_write, placing, ring):
         patch.setattr(module, "run", run)
 
 

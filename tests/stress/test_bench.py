@@ -10,9 +10,18 @@ import numpy as np
 import pytest
 
 import arenax
-from arenax_stress import _bench, _bench_device, _bench_forms, _bench_lease, _bench_put, _bench_report, cli
+from arenax_stress import (
+    _bench,
+    _bench_device,
+    _bench_forms,
+    _bench_lease,
+    _bench_put,
+    _bench_report,
+    _bench_write,
+    cli,
+)
 from arenax_stress._bench_clock import MIN_ROUNDS, WARM_UP, Clock, calls_for, minor_faults, rounds_for
-from arenax_stress._bench_table import Column, Plot, Table, ratio, size_text, time_text, verdict
+from arenax_stress._bench_table import Column, Plot, Table, ratio, share_text, size_text, time_text, verdict
 
 
 class FakeTime:
@@ -180,14 +189,14 @@ def test_conclusions_say_where_it_is_slower(ratios, said):
 def test_lease_conclusions_say_when_the_cost_depends_on_the_size():
     def rows(*costs):
         return [
-            {"slot_bytes": 2**20 * (i + 1), "write_seconds": c, "undonated_over_write": 8.0}
+            {"slot_bytes": 2**20 * (i + 1), "write_seconds": c, "undonated_over_beside": 8.0}
             for i, c in enumerate(costs)
         ]
 
-    assert "whatever the slot's size; without donation it takes 8× as long at 2 MiB" in _bench_lease._write_conclusion(
-        rows(1e-5, 1.2e-5)
-    )
-    assert "it DEPENDS on the slot's size" in _bench_lease._write_conclusion(rows(1e-5, 9e-5))
+    said = _bench_write._write_conclusion(rows(1e-5, 1.2e-5))
+    assert "A write took 10 µs to 12 µs, whatever the slot's size." in said
+    assert "lease.write is faster than an update without donation at all of them (8×)." in said
+    assert "it DEPENDS on the slot's size" in _bench_write._write_conclusion(rows(1e-5, 9e-5))
 
     def checkouts(many):
         return [{"device": "fake:0", "slot_count": n, "lease_over_few_slots": r} for n, r in ((10, 1.0), (1000, many))]
@@ -200,8 +209,23 @@ def test_figures_are_printed_with_their_units():
     assert [time_text(s) for s in (3.2e-8, 1.5e-6, 0.0123, 61.0)] == ["32 ns", "1.5 µs", "12.3 ms", "61 s"]
     assert [size_text(n) for n in (12, 4096, -(2**20), 3 * 2**30)] == ["12 B", "4 KiB", "-1 MiB", "3 GiB"]
     assert (ratio(3.0, 2.0), ratio(None, 2.0), ratio(3.0, None), ratio(3.0, 0.0)) == (1.5, None, None, None)
+    assert [share_text(x) for x in (-0.001, 0.255, 1.0)] == ["0%", "26%", "100%"]
     row = {"a": 0.5, "b": None}
     assert [Column(key, "", "seconds").cell(row) for key in ("a", "b", "c")] == ["500 ms", "–", "–"]
+
+
+def test_a_narrow_terminal_gets_the_columns_in_parts_and_never_broken():
+    columns = [Column(key, f"{key * 3}\n{key * 9}", "seconds") for key in "nabc"]
+    table = Table("x", "X", columns, [{"n": 1e-6, "a": 0.5}], "")
+
+    def keys(width):
+        return ["".join(column.key for column in part) for part in _bench_report.fitting(table, width)]
+
+    assert keys(44) == ["nabc"]
+    assert keys(43) == keys(33) == ["nab", "nc"]
+    assert keys(32) == keys(22) == ["na", "nb", "nc"]
+    assert keys(5) == ["na", "nb", "nc"]
+    assert _bench_report.fitting(Table("x", "X", columns, [], ""), 80) == []
 
 
 def test_a_chart_of_nothing_is_still_a_picture(tmp_path):
@@ -293,7 +317,7 @@ def test_lease(tmp_path, capsys):
     assert three["throughput_over_first"] == pytest.approx(one["operation_seconds"] / three["operation_seconds"])
     writes = done.rows["write"]
     assert [row["slot_bytes"] for row in writes] == [4096, 2 * 2**20]
-    assert_quotients(writes, "undonated_over_write")
+    assert_quotients(writes, "undonated_over_beside")
     assert writes[1]["write_over_smallest"] == pytest.approx(writes[1]["write_seconds"] / writes[0]["write_seconds"])
 
 
@@ -309,11 +333,11 @@ def test_device(tmp_path, capsys):
     options = ["--sizes", "4KiB", "128KiB", "--ring", "128KiB", "--chunks", "16KiB", "64KiB"]
     done = bench(tmp_path, capsys, "device", *options, "--steps", 150, "--rounds", 3, "--seconds", 100)
     assert list(done.rows) == ["put", "chunks", "pinned", "overlap", "addresses", "memory"]
-    if _bench_device.ring_landing() is None:
-        assert done.rows["chunks"] == []
-    else:
-        assert [row["chunk_bytes"] for row in done.rows["chunks"]] == [16 * 1024, 64 * 1024]
-        assert_quotients(done.rows["chunks"], "device_put_over_put")
+    assert [row["chunk_bytes"] for row in done.rows["chunks"]] == [16 * 1024, 64 * 1024]
+    assert {row["placing"] for row in done.rows["chunks"]} <= {"fused", "split"}
+    assert_quotients(done.rows["chunks"], "device_put_over_put")
+    for row in done.rows["chunks"]:
+        assert row["put_bytes_per_second"] == pytest.approx(row["size_bytes"] / row["put_seconds"])
     assert [row["size_bytes"] for row in done.rows["pinned"]] == [4096, 128 * 1024]
     assert_quotients(done.rows["pinned"], "pageable_over_pinned")
     for row in done.rows["overlap"]:
@@ -326,6 +350,15 @@ def test_device(tmp_path, capsys):
     assert addresses["creation_count"] == addresses["copy_count"] == addresses["spill_count"] == 0
     assert done.rows["memory"] == []
     assert "memory_stats() is None on this device" in done.out
+
+
+def test_a_device_without_pinned_memory_is_said_to_have_none(monkeypatch):
+    monkeypatch.setattr(_bench_device, "memory_kinds", lambda device: {"device"})
+    plan = _bench_device.Plan(sizes=[4096], chunks=[1024], ring_bytes=4096, steps=1)
+    for measure in (_bench_device.measure_chunks, _bench_device.measure_pinned):
+        table = measure(Clock(), plan)
+        assert not table.rows
+        assert "no pinned_host memory" in table.notes[0]
 
 
 def test_device_keeps_to_its_budget_and_says_what_it_left_out(tmp_path, capsys):

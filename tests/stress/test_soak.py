@@ -68,8 +68,8 @@ def test_operations_depend_on_seed_thread_and_number_alone():
 def test_a_wrong_value_is_found(monkeypatch: Patch):
     right = HostWrite._copy
 
-    def broken(self: Any, slot: Any, value: Any, rag: Any) -> None:
-        right(self, slot, value, rag)
+    def broken(self: Any, slot: Any, value: Any, rag: Any, *part: Any) -> None:
+        right(self, slot, value, rag, *part)
         if slot.size_class.nbytes:
             memory_of(slot).reshape(-1).view(np.uint8)[-1:] ^= 1
 
@@ -80,9 +80,9 @@ def test_a_wrong_value_is_found(monkeypatch: Patch):
 def test_padding_that_is_not_made_good_is_found(monkeypatch: Patch):
     right = HostWrite._copy
 
-    def broken(self: Any, slot: Any, value: Any, rag: Any) -> None:
+    def broken(self: Any, slot: Any, value: Any, rag: Any, *part: Any) -> None:
         if rag is None:
-            return right(self, slot, value, rag)
+            return right(self, slot, value, rag, *part)
         memory_of(slot)[(*(slice(None),) * rag.axis, slice(rag.size))] = value
 
     monkeypatch.setattr(HostWrite, "_copy", broken)
@@ -92,8 +92,8 @@ def test_padding_that_is_not_made_good_is_found(monkeypatch: Patch):
 def test_a_source_that_is_read_after_put_returned_is_found(monkeypatch: Patch):
     right = HostWrite._copy
 
-    def broken(self: Any, slot: Any, value: Any, rag: Any) -> None:
-        threading.Timer(0.002, right, (self, slot, value, rag)).start()
+    def broken(self: Any, slot: Any, value: Any, rag: Any, *part: Any) -> None:
+        threading.Timer(0.002, right, (self, slot, value, rag, *part)).start()
 
     monkeypatch.setattr(HostWrite, "_copy", every(5, broken, right))
     assert "elements of" in find()
@@ -153,15 +153,15 @@ def test_a_move_that_is_not_counted_is_found(monkeypatch: Patch, method: str, sa
 
 
 def test_a_slot_lent_twice_is_found(monkeypatch: Patch):
-    right = Arena._pick
+    right = Arena._take
 
-    def broken(self: Any, shelves: Any) -> Any:
-        slots = right(self, shelves)
-        for slot in slots:
+    def broken(self: Any, *args: Any) -> Any:
+        slots = right(self, *args)
+        for slot in slots or ():
             slot.shelf.free.append(slot)
         return slots
 
-    monkeypatch.setattr(Arena, "_pick", every(7, broken, right))
+    monkeypatch.setattr(Arena, "_take", every(7, broken, right))
     said = find(omit=["check"])
     assert (
         "hold the same memory" in said or "donate the same buffer twice" in said

@@ -1,0 +1,263 @@
+"""`arenax bench`: times the pool against its rivals, in turn in one run, and says where it is slower."""
+
+import argparse
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ._bench_clock import Clock
+    from ._bench_table import Table
+
+KIB, MIB = 2**10, 2**20
+UNITS = {"": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": 2**30}
+SIZES = [4 * KIB * 4**i for i in range(9)]
+QUICK_MAX = 4 * MIB
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of ``arenax bench``."""
+    benches = parser.add_subparsers(dest="bench", required=True, metavar="BENCH")
+    for name, (summary, declare, _) in BENCHES.items():
+        bench = benches.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        bench.add_argument("--json", type=_new_file(".json"), metavar="FILE", help="also write every figure here")
+        bench.add_argument(
+            "--plot",
+            type=_new_file(".png", ".svg", ".pdf"),
+            metavar="FILE",
+            help="also draw a chart: .png, .svg or .pdf",
+        )
+        bench.add_argument("--rounds", type=_at_least(1), help="samples of each form (default: by how long it takes)")
+        bench.add_argument(
+            "--seconds",
+            type=_seconds,
+            default=240.0 if name == "device" else None,
+            help="take no more samples than are needed after so long"
+            + (" (default: 240)" if name == "device" else " (default: no limit)"),
+        )
+        bench.add_argument("--quick", action="store_true", help="few rounds and small sizes, for a first look")
+        bench.set_defaults(refuse=bench.error)
+        declare(bench)
+
+
+def _put_arguments(bench: argparse.ArgumentParser) -> None:
+    _sizes(bench, SIZES, "sizes of the leaf")
+    bench.add_argument("--max", type=_size(4), metavar="SIZE", help="leave out larger sizes, such as 64MiB")
+
+
+def _lease_arguments(bench: argparse.ArgumentParser) -> None:
+    _sizes(bench, [256 * KIB, 16 * MIB, 256 * MIB], "sizes of the slots that are written into", 4 * KIB, 16 * MIB)
+    bench.add_argument("--slots", type=_at_least(10), help="how many slots are many (default: 100000)")
+    bench.add_argument(
+        "--threads", nargs="+", type=_at_least(1), default=[1, 2, 4, 8], help="numbers of threads (default: 1 2 4 8)"
+    )
+
+
+def _tree_arguments(bench: argparse.ArgumentParser) -> None:
+    bench.add_argument(
+        "--leaves", nargs="+", type=_at_least(1), default=[1, 4, 12, 50], help="leaves of a batch (default: 1 4 12 50)"
+    )
+    bench.add_argument("--leaf", type=_size(4), default=4 * KIB, metavar="SIZE", help="size of each (default: 4KiB)")
+
+
+def _device_arguments(bench: argparse.ArgumentParser) -> None:
+    _sizes(bench, SIZES, "sizes of the leaf")
+    bench.add_argument("--max", type=_size(4), metavar="SIZE", help="leave out larger sizes, such as 64MiB")
+    bench.add_argument(
+        "--chunks",
+        nargs="+",
+        type=_size(16),
+        default=[256 * KIB, MIB, 4 * MIB, 16 * MIB],
+        metavar="SIZE",
+        help="chunks of the ring (default: 256KiB 1MiB 4MiB 16MiB)",
+    )
+    bench.add_argument(
+        "--ring", type=_size(4), metavar="SIZE", help="the leaf that goes through these rings (default: 64MiB)"
+    )
+    bench.add_argument("--steps", type=_at_least(1), help="steps in which addresses are watched (default: 10000)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs ``arenax bench``.
+
+    Args:
+        args: What `add_arguments` declared.
+
+    Returns:
+        0, or 1 where a value that was brought is wrong or a buffer moved.
+    """
+    sizes = _chosen_sizes(args)
+    # Here, so that `--help` and bad arguments need not wait for JAX.
+    from . import _bench_report
+    from ._bench_clock import Clock, silent
+
+    began = time.perf_counter()
+    console = _bench_report.console()
+    found = _bench_report.environment()
+    console.print(_bench_report.heading(found), markup=False)
+    with _bench_report.progress(console) as progress:
+        clock = Clock(None if args.seconds is None else began + args.seconds, progress=progress or silent)
+        tables: list[Table] = BENCHES[args.bench][2](args, clock, sizes)
+    for table in tables:
+        _bench_report.show(console, table)
+    seconds = time.perf_counter() - began
+    console.print(f"\n{seconds:.0f} seconds in all. What counts is the ratios: they were measured in turn in one run.")
+    if args.json is not None:
+        hidden = {"command", "bench", "run", "refuse", "default_sizes", "quick_max", "json", "plot"}
+        settings = {key: value for key, value in vars(args).items() if key not in hidden}
+        settings |= {"sizes": sizes} if sizes else {}
+        _bench_report.write_json(args.json, args.bench, settings, tables, seconds)
+    if args.plot is not None:
+        _bench_report.draw(tables, args.plot, _bench_report.heading(found))
+        console.print(f"Chart: {args.plot}.", markup=False)
+    wrong = [line for table in tables for line in table.wrong]
+    for line in wrong:
+        print(f"arenax bench {args.bench}: {line}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def _put(args: argparse.Namespace, clock: "Clock", sizes: list[int]) -> "list[Table]":
+    from ._bench_put import measure_put
+
+    return [measure_put(clock, sizes, args.rounds, args.quick)]
+
+
+def _lease(args: argparse.Namespace, clock: "Clock", sizes: list[int]) -> "list[Table]":
+    from ._bench_lease import measure_checkouts, measure_threads
+    from ._bench_write import measure_writes
+
+    rounds = args.rounds or (5 if args.quick else 15)
+    slots = args.slots or (1000 if args.quick else 100_000)
+    return [
+        measure_checkouts(clock, [10, slots], rounds),
+        measure_threads(clock, args.threads, rounds),
+        measure_writes(clock, sizes, rounds),
+    ]
+
+
+def _tree(args: argparse.Namespace, clock: "Clock", _: list[int]) -> "list[Table]":
+    from ._bench_tree import measure_tree
+
+    return [measure_tree(clock, args.leaves, args.leaf, args.rounds, args.quick)]
+
+
+def _device(args: argparse.Namespace, clock: "Clock", sizes: list[int]) -> "list[Table]":
+    from ._bench_device import Plan, measure_device
+
+    ring = args.ring or (QUICK_MAX if args.quick else 64 * MIB)
+    steps = args.steps or (1000 if args.quick else 10_000)
+    return measure_device(clock, Plan(sizes, args.chunks, ring, steps, args.rounds, args.quick))
+
+
+# Of each benchmark: what it is, what declares its options, and what runs it.
+BENCHES: dict[
+    str,
+    tuple[
+        str,
+        Callable[[argparse.ArgumentParser], None],
+        "Callable[[argparse.Namespace, Clock, list[int]], list[Table]]",
+    ],
+] = {
+    "put": (
+        "one leaf from 4 KiB to 256 MiB: memcpy, device_put, jnp.array, new_ref, the pool, a step, the ring",
+        _put_arguments,
+        _put,
+    ),
+    "lease": (
+        "checkout and return with 10 and 100,000 slots and among threads; small writes into large slots",
+        _lease_arguments,
+        _lease,
+    ),
+    "tree": ("batches of 1 to 50 small leaves", _tree_arguments, _tree),
+    "device": (
+        "what only an accelerator can tell: ring, pinned memory, overlap, addresses, memory; runs on CPU too",
+        _device_arguments,
+        _device,
+    ),
+}
+
+
+def _chosen_sizes(args: argparse.Namespace) -> list[int]:
+    """The sizes that were asked for, or the default ones as far as `--quick` lets them; empty where it has no sizes."""
+    if not hasattr(args, "sizes"):
+        return []
+    sizes: list[int] = args.sizes or args.default_sizes
+    most: int | None = getattr(args, "max", None)
+    if most is None and args.quick and not args.sizes:
+        most = args.quick_max
+    chosen = [size for size in sizes if most is None or size <= most]
+    if not chosen:
+        args.refuse(f"argument --max: leaves none of the sizes, the least of which is {min(sizes)} bytes")
+    return sorted(set(chosen))
+
+
+def _sizes(
+    bench: argparse.ArgumentParser, default: list[int], what: str, least: int = 4, quick: int = QUICK_MAX
+) -> None:
+    from_, to = (f"{n // KIB}KiB" if n < MIB else f"{n // MIB}MiB" for n in (default[0], default[-1]))
+    bench.add_argument(
+        "--sizes",
+        nargs="+",
+        type=_size(least),
+        metavar="SIZE",
+        help=f"{what}, such as 4KiB 1MiB (default: {from_} to {to})",
+    )
+    bench.set_defaults(default_sizes=default, quick_max=quick)
+
+
+def _size(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        match = re.fullmatch(r"\s*(\d+)\s*([A-Za-z]*)\s*", text)
+        if match is None or match[2].lower() not in UNITS:
+            raise argparse.ArgumentTypeError(f"must be a size such as 4096, 64KiB or 1MiB, got {text!r}")
+        nbytes = int(match[1]) * UNITS[match[2].lower()]
+        if nbytes < least or nbytes % 4:
+            raise argparse.ArgumentTypeError(f"must be at least {least} bytes and a multiple of 4, got {text!r}")
+        return nbytes
+
+    return parse
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be an integer, got {text!r}") from None
+        if value < least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, got {value}")
+        return value
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, got {text!r}") from None
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be above 0 and finite, got {text}")
+    return value
+
+
+def _new_file(*suffixes: str) -> Callable[[str], Path]:
+    def parse(text: str) -> Path:
+        path = Path(text)
+        if path.suffix.lower() not in suffixes:
+            raise argparse.ArgumentTypeError(f"must end with {' or '.join(suffixes)}, got {text!r}")
+        there = path.exists()
+        try:
+            # Permissions alone do not tell: a file system may be read-only.
+            with path.open("ab"):
+                pass
+            if not there:
+                path.unlink()
+        except OSError as e:
+            raise argparse.ArgumentTypeError(f"must be a file that can be written: {e.strerror}: {text!r}") from None
+        return path
+
+    return parse
