@@ -1,0 +1,197 @@
+"""Copies by several threads: every layout lands right, nothing hangs, and nobody is written behind his back."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arenax
+import arenax._copying as copying
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads on any machine, and pieces of 1 KiB."""
+    monkeypatch.setattr(copying, "THREADS", 2)
+    monkeypatch.setattr(copying, "PIECE_BYTES", 1 << 10)
+    monkeypatch.setattr(copying, "PARALLEL_BYTES", 4 << 10)
+
+
+@pytest.fixture
+def helpers(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A helper thread of the test's own."""
+    with ThreadPoolExecutor(1) as executor:
+        monkeypatch.setattr(copying, "_helpers", executor)
+        yield executor
+
+
+_values = np.arange(64 * 96, dtype=np.float32).reshape(64, 96)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        _values,
+        np.asfortranarray(_values),
+        np.repeat(_values, 2, axis=1)[:, ::2],
+        _values[::-1, ::-1],
+        _values.astype(np.float64),
+        _values.astype(">f4"),
+        np.broadcast_to(np.float32(3), (64, 96)),
+        _values.tolist(),
+    ],
+    ids=["plain", "fortran", "strided", "backwards", "wide", "swapped", "broadcast", "list"],
+)
+@pytest.mark.parametrize("shape", [(64, 96), (1, 64, 96), (64 * 96,), (96, 1, 64)])
+def test_every_layout_is_copied(source: Any, shape: tuple[int, ...]) -> None:
+    source = np.asarray(source).reshape(shape) if shape != (64, 96) else source
+    target, writers = np.empty(shape, np.float32), list[Future[None]]()
+    copying.copy(target, source, target, writers)
+    np.testing.assert_array_equal(target, np.asarray(source))
+    assert not writers
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 13, 1000])
+def test_the_pieces_cover_everything_once(rows: int) -> None:
+    target = np.zeros((rows, 7, 11), np.int32)
+    pieces = [*copying._pieces(target, target)]
+    assert len(pieces) > 1 or target.nbytes <= copying.PIECE_BYTES
+    for piece, _ in pieces:
+        assert 0 < piece.nbytes <= copying.PIECE_BYTES
+        piece += 1
+    assert (target == 1).all()
+
+
+def test_a_piece_that_cannot_be_cut_is_copied_whole() -> None:
+    assert len([*copying._pieces(np.zeros((1, 1)), np.zeros((1, 1)))]) == 1
+
+
+def test_a_helper_that_never_begins_is_not_waited_for(helpers: ThreadPoolExecutor) -> None:
+    gate = threading.Event()
+    helpers.submit(gate.wait)
+    target = np.zeros(4096, np.float32)
+    copying.copy(target, np.ones(4096), target, [])
+    assert (target == 1).all()
+    gate.set()
+
+
+def test_without_helpers_the_caller_copies_alone(helpers: ThreadPoolExecutor) -> None:
+    """As at the interpreter's end."""
+    helpers.shutdown()
+    target = np.zeros(4096, np.float32)
+    copying.copy(target, np.ones(4096), target, [])
+    assert (target == 1).all()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_has_no_helpers_and_does_not_wait_for_them() -> None:
+    target = np.zeros(4096, np.float32)
+    copying.copy(target, np.ones(4096), target, [])
+    child = os.fork()
+    if not child:
+        copying.copy(target, np.full(4096, 2), target, [])
+        os._exit(0 if (target == 2).all() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_an_error_of_a_helper_is_the_callers(helpers: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, begun = copying._work, threading.Event()
+
+    def work(pieces: Any, owner: Any) -> None:
+        if threading.current_thread() is threading.main_thread():
+            begun.wait()
+            return real(pieces, owner)
+        begun.set()
+        raise MemoryError("a helper's")
+
+    monkeypatch.setattr(copying, "_work", work)
+    writers: list[Future[None]] = []
+    with pytest.raises(MemoryError, match="a helper's"):
+        copying.copy(np.zeros(4096), np.ones(4096), None, writers)
+    assert not writers
+
+
+# --------------------------------------------------------------------------------------------------- under the pool
+
+
+def interrupted(pool: arenax.BufferPool, monkeypatch: pytest.MonkeyPatch, source: Any) -> Callable[[], None]:
+    """Has a put of `source` interrupted while a helper still writes; returns what lets the helper write on."""
+    begun, gate = threading.Event(), threading.Event()
+
+    def work(pieces: Any, owner: Any) -> None:
+        if threading.current_thread() is threading.main_thread():
+            begun.wait()
+            raise KeyboardInterrupt
+        target, value = pieces.popleft()
+        begun.set()
+        gate.wait()
+        target[...] = value
+
+    with monkeypatch.context() as patch:
+        patch.setattr(copying, "_work", work)
+        with pytest.raises(KeyboardInterrupt):
+            pool.put(source)
+    return gate.set
+
+
+@pytest.mark.parametrize("next_use", ["put", "lease", "zeros", "write"])
+def test_the_next_tenant_waits_for_the_helpers_of_an_interrupted_landing(
+    helpers: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, next_use: str
+) -> None:
+    shape = (8 * MIB // 4,)
+    with arenax.BufferPool() as pool:
+        pool.reserve(arenax.ArraySpec(shape, "float32"), slots=1)
+        address = pool.put(np.zeros(shape, np.float32)).unsafe_buffer_pointer()
+        let_go = interrupted(pool, monkeypatch, np.full(shape, 7, np.float32))
+        timer = threading.Timer(0.05, let_go)
+        timer.start()
+        if next_use == "put":
+            array = pool.put(np.zeros(shape, np.float32))
+        elif next_use == "lease":
+            lease = pool.lease(shape, "float32", fill=0)
+            array = lease.array
+        elif next_use == "write":
+            lease = pool.lease(shape, "float32", fill=None)
+            lease.write(np.zeros(shape, np.float32))
+            array = lease.array
+        else:
+            with pool.step() as step:
+                array = step.keep(step.zeros(shape))
+        timer.join()
+        assert not np.asarray(array).any()
+        assert array.unsafe_buffer_pointer() == address
+        pool.check()
+        assert pool.stats().spill_count == 0
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_large_copies_release_the_gil(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    """With a switch interval of a minute another thread runs on only where the copying one lets go by itself."""
+    monkeypatch.setattr(copying, "THREADS", threads)
+    monkeypatch.setattr(copying, "PIECE_BYTES", 16 * MIB)
+    source = np.ones(256 * MIB // 4, np.float32)
+    target, copied, half_done = np.zeros_like(source), threading.Event(), []
+
+    def put() -> None:
+        copying.copy(target, source, target, [])
+        copied.set()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(60)
+    try:
+        thread = threading.Thread(target=put)
+        thread.start()
+        while not copied.wait(0.0001):
+            half_done.append(target[0] != target[-1])
+        thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert any(half_done)
+    assert (target[:: 1 << 16] == 1).all()
