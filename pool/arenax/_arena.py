@@ -86,11 +86,17 @@ class Arena(Policy):
         with self._lock:
             if self.closed:
                 raise refusals.closed(self)
-            if self._line or not self._returned.empty():
+            back_count = self._returned.qsize()
+            if back_count == 1 and len(shelves) == 1 and not self._line:
+                slots = self._pass_on(shelves[0], requested[0], loan)
+                if slots is not None:
+                    return slots
+            elif back_count or self._line:
                 self._settle()
-            slots = None if self._line else self._take(shelves, requested, loan)
-            if slots is not None:
-                return slots
+            if not self._line:
+                slots = self._take(shelves, requested, loan)
+                if slots is not None:
+                    return slots
             outcome = self._decide(shelves, requested, loan, cancel)
         if isinstance(outcome, Waiter):
             return self._wait(outcome)
@@ -133,12 +139,15 @@ class Arena(Policy):
 
     def hand_over(self, slots: Sequence[Slot], arrays: Sequence[Any], token: object) -> None:
         """Hands slots from the loan of a call over to the arrays that its caller gets, each a loan of its own."""
-        now = time.monotonic()
-        for slot, array in zip(slots, arrays, strict=True):
-            loan = slot.loan = Loan(array, self.give_back)
+        give_back, now = self.give_back, time.monotonic()
+        for i, slot in enumerate(slots):
+            loan = slot.loan = Loan(arrays[i], give_back)
             loan.slots, loan.token, loan.since, loan.lands = [slot], token, now, False
-            if self.closed:  # Nobody drains the returns any more: let go of the buffer with the array.
-                loan.slots, slot.loan = [], None
+        if self.closed:  # Nobody drains the returns any more: let go of the buffers with the arrays.
+            for slot in slots:
+                loan, slot.loan = slot.loan, None
+                if loan is not None:
+                    loan.slots = []
 
     def detach(self, slot: Slot) -> Any:
         """Takes the array out of a slot on loan, for good, and gives the slot a new one; returns the array."""

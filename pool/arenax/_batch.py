@@ -26,11 +26,11 @@ class Group:
 
     Attributes:
         prepared: What the landing prepared for them, or None for a single `jax.Array`.
-        indices: Their places among the leaves; None for all of them, in order.
+        indices: Their places among the leaves.
     """
 
     prepared: Any
-    indices: tuple[int, ...] | None
+    indices: tuple[int, ...]
 
 
 @attrs.frozen(eq=False)
@@ -46,6 +46,7 @@ class BatchPlan:
         requested: Bytes that each asks for; of a ragged leaf, bytes for one step along its axis.
         ragged: For each leaf, ``(axis, pad)`` or None.
         groups: How they land.
+        fixed: What the landing prepared where all leaves are fixed host values, and so land in one go; else None.
         leaf_count: Leaves of the batch, the sizes left out.
         lone: Whether it is one array, without a tree around it and without its size.
         no_rags: None for each leaf: the extents of a batch without ragged leaves.
@@ -57,6 +58,7 @@ class BatchPlan:
     requested: tuple[int, ...]
     ragged: tuple[tuple[int, np.generic] | None, ...]
     groups: tuple[Group, ...]
+    fixed: Any
     leaf_count: int
     lone: bool
     no_rags: tuple[None, ...]
@@ -81,11 +83,8 @@ class BatchPlan:
         """Lands every leaf in its slot; may be called again after a failure."""
         for group in self.groups:
             indices = group.indices
-            if indices is None:
-                picked, picked_values, rag = slots, values, None
-            else:
-                picked, picked_values = [slots[i] for i in indices], [values[i] for i in indices]
-                rag = rags[indices[0]]
+            picked, picked_values = [slots[i] for i in indices], [values[i] for i in indices]
+            rag = rags[indices[0]]
             if group.prepared is not None:
                 landing.land(group.prepared, picked, picked_values, rag)
             else:
@@ -272,13 +271,14 @@ class Planner:
                 requested.append(SIZE.nbytes)
         if fixed:
             prepared = self._landing.prepare([shelves[i].size_class for i in fixed])
-            groups.append(Group(prepared, tuple(fixed) if groups else None))
+            groups.append(Group(prepared, tuple(fixed)))
         return BatchPlan(
             treedef,
             tuple(shelves),
             tuple(requested),
             tuple(ragged),
             tuple(groups),
+            fixed=groups[0].prepared if len(fixed) == len(shelves) > 0 else None,
             leaf_count=len(leaves),
             lone=treedef == LONE and len(shelves) == 1,
             no_rags=(None,) * len(leaves),

@@ -68,12 +68,10 @@ class DonatedLanding(Landing):
         self._adopt(slot, array)
 
     def lend(self, slots: Sequence[Slot]) -> list[Any]:
-        arrays: list[Any] = []
+        # A second handle on the same buffer: a weak reference to the first then tells when the borrower dropped it.
+        arrays = [slot.array for slot in slots]
         for slot in slots:
-            array = slot.array
-            # A second handle on the same buffer: a weak reference to the first then tells when the borrower dropped it.
-            slot.array = array.addressable_data(0)
-            arrays.append(array)
+            slot.array = slot.array.addressable_data(0)
         return arrays
 
     def is_whole(self, slot: Slot) -> bool:

@@ -24,10 +24,34 @@ class HostWrite(DonatedLanding):
         function = take_one if len(classes) == 1 else take
         return self._programs.own(("take", *classes), function, [struct(c) for c in classes], range(len(classes)))
 
-    def land(self, prepared: Program, slots: Sequence[Slot], values: Sequence[Any], rag: Rag | None) -> None:
-        if len(slots) == 1:  # By itself: the loops below would take a third of the time of a small array.
-            self._land_one(prepared, slots[0], values[0], rag)
+    def land(
+        self,
+        prepared: Program,
+        slots: Sequence[Slot],
+        values: Sequence[Any],
+        rag: Rag | None,
+        part: tuple[slice, ...] = (),
+    ) -> None:
+        # Few calls and flat loops: around a small array each call of a function of Python's shows in the time.
+        if len(slots) > 1:
+            self._land_all(prepared, slots, values)
             return
+        slot, value = slots[0], values[0]
+        old = slot.array
+        if old is None or old.is_deleted():  # XLA would refuse it too, with a line in the log each time.
+            raise RuntimeError(_LOST)
+        if slot.writers:
+            await_writers(slot.writers)
+        array = slot.array = run(prepared, old)
+        if array is old or array.unsafe_buffer_pointer() != slot.address:
+            self._find_moved(slots, (old,))
+        array.block_until_ready()  # Exclusive from here on: every earlier reader has finished.
+        if rag is None and not part and slot.view is not None and slot.shelf.nbytes < PARALLEL_BYTES:
+            slot.contents, slot.view[...] = None, value
+        else:
+            self._copy(slot, value, rag, part)
+
+    def _land_all(self, program: Program, slots: Sequence[Slot], values: Sequence[Any]) -> None:
         olds: list[Any] = []
         for slot in slots:
             old = slot.array
@@ -36,7 +60,7 @@ class HostWrite(DonatedLanding):
             if slot.writers:
                 await_writers(slot.writers)
             olds.append(old)
-        results = run(prepared, *olds)
+        results = run(program, *olds)
         for slot, array in zip(slots, results, strict=True):
             slot.array = array
         jax.block_until_ready(results)
@@ -46,21 +70,7 @@ class HostWrite(DonatedLanding):
             if slot.view is not None and slot.shelf.nbytes < PARALLEL_BYTES:
                 slot.contents, slot.view[...] = None, value
             else:
-                self._copy(slot, value, rag)
-
-    def _land_one(
-        self, program: Program, slot: Slot, value: Any, rag: Rag | None, part: tuple[slice, ...] = ()
-    ) -> None:
-        old = slot.array
-        if old is None or old.is_deleted():  # XLA would refuse it too, with a line in the log each time.
-            raise RuntimeError(_LOST)
-        if slot.writers:
-            await_writers(slot.writers)
-        array = slot.array = run(program, old)
-        if array is old or array.unsafe_buffer_pointer() != slot.address:
-            self._find_moved((slot,), (old,))
-        array.block_until_ready()  # Exclusive from here on: every earlier reader has finished.
-        self._copy(slot, value, rag, part)
+                self._copy(slot, value, None)
 
     def _copy(self, slot: Slot, value: Any, rag: Rag | None, part: tuple[slice, ...] = ()) -> None:
         view = slot.view
@@ -88,7 +98,7 @@ class HostWrite(DonatedLanding):
         scalar = np.asarray(value, size_class.dtype)
         contents = (0, 0, scalar.tobytes())
         if not is_filled(slot, contents):
-            self._land_one(self.prepare((size_class,)), slot, np.broadcast_to(scalar, size_class.shape), None)
+            self.land(self.prepare((size_class,)), (slot,), (np.broadcast_to(scalar, size_class.shape),), None)
             slot.contents = contents
 
     def write(self, slot: Slot, value: Any, at: tuple[int, ...]) -> None:
@@ -96,7 +106,7 @@ class HostWrite(DonatedLanding):
             super().write(slot, value, at)
         elif value.size:
             part = tuple(slice(i, i + n) for i, n in zip(at, value.shape, strict=True))
-            self._land_one(self.prepare((slot.size_class,)), slot, value, None, part)
+            self.land(self.prepare((slot.size_class,)), (slot,), (value,), None, part)
 
 
 def memory_of(slot: Slot) -> np.ndarray[Any, Any]:

@@ -148,11 +148,14 @@ class BufferPool:
         arena, landing = self.arena, self.landing
         plan, values, requested, rags = self.planner.plan(batch, with_sizes)
         holder = Holder()
-        loan = arena.loan(holder, cancel, lands=True)
+        loan = arena.loan(holder, cancel, True)
         try:
             slots = arena.checkout(plan.shelves, requested, loan, cancel)
             try:
-                plan.land(landing, slots, values, rags)
+                if plan.fixed is not None:
+                    landing.land(plan.fixed, slots, values, None)
+                else:
+                    plan.land(landing, slots, values, rags)
             except Exception:
                 self.land_again(plan, slots, values, rags)
             arrays = landing.lend(slots)

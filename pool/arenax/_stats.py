@@ -68,32 +68,6 @@ class Tally:
         self.slot_count -= 1
         self.reserved_bytes -= nbytes
 
-    def lend(self, count: int, nbytes: int, requested: int) -> None:
-        """Slots of `nbytes` in all go out on loan."""
-        # Comparisons in place of max(): this runs for every leaf of every batch.
-        leased = self.leased_count = self.leased_count + count
-        if leased > self.peak_leased_count:
-            self.peak_leased_count = leased
-        leased = self.leased_bytes = self.leased_bytes + nbytes
-        if leased > self.peak_leased_bytes:
-            self.peak_leased_bytes = leased
-        requested += self.requested_bytes
-        self.requested_bytes = requested
-        if requested > self.peak_requested_bytes:
-            self.peak_requested_bytes = requested
-
-    def give_back(self, count: int, nbytes: int, requested: int) -> None:
-        """Slots on loan come back, of which those without a buffer have left before."""
-        self.leased_count -= count
-        leased = self.leased_bytes = self.leased_bytes - nbytes
-        self.requested_bytes -= requested
-        if self.reserved_bytes - leased > self.peak_idle_bytes:
-            self.peak_idle_bytes = self.reserved_bytes - leased
-
-    def note_idle(self) -> None:
-        """Raises the peak of idle bytes where slots became idle that were not leased before."""
-        self.peak_idle_bytes = max(self.peak_idle_bytes, self.idle_bytes)
-
 
 @attrs.frozen(kw_only=True)
 class Stats:

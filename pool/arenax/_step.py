@@ -11,10 +11,18 @@ from ._batch import Planner
 from ._compiles import Watch
 from ._lease import drop_spilled, first_operation
 from ._request import SizeClass, as_array, canonical_dtype, exact_shape, scalar_of
-from ._slot import Loan, Slot
+from ._slot import Holder, Loan, Slot
 
 if TYPE_CHECKING:
     from ._pool import BufferPool
+
+
+class StepHolder(Holder):
+    """Holds a step's slots."""
+
+    __slots__ = ()
+
+    kind = "Step"
 
 
 class Step:
@@ -36,10 +44,11 @@ class Step:
         66.0
     """
 
-    __slots__ = ("__weakref__", "_loans", "_lock", "_pool", "_state", "_watch")
+    __slots__ = ("__weakref__", "_holder", "_loans", "_lock", "_pool", "_state", "_watch")
 
     def __init__(self, pool: "BufferPool") -> None:
         self._pool = pool
+        self._holder: Holder | None = StepHolder()
         self._loans: list[Loan] = []
         # Held while a landing goes on, so that the end of the step waits for it; not held in the checkout before it,
         # which may itself wait for that end.
@@ -57,9 +66,8 @@ class Step:
         self._watch.end()
         with self._lock:  # Waits for a landing that another thread has begun in this step.
             self._state = "over"
-            give_back = self._pool.arena.give_back
+            self._holder = None
             for loan in self._loans:
-                give_back(loan)
                 for slot in loan.slots:
                     if slot.spilled:
                         drop_spilled(slot)
@@ -152,12 +160,13 @@ class Step:
         )
 
     def _put(self, planner: Planner, batch: Any, with_sizes: bool) -> Any:
-        if self._state != "open":
+        holder = self._holder  # Or the end of the step during the checkout would end the loan unnoticed.
+        if holder is None or self._state != "open":
             self._refuse("put")
         pool = self._pool
         arena = pool.arena
         plan, values, requested, rags = planner.plan(batch, with_sizes)
-        loan = arena.loan(self, lands=True)
+        loan = arena.loan(holder, None, True)
         try:
             slots = arena.checkout(plan.shelves, requested, loan)
             with self._lock:
@@ -165,22 +174,27 @@ class Step:
                     self._refuse("a landing")
                 self._loans.append(loan)
                 try:
-                    plan.land(pool.landing, slots, values, rags)
+                    if plan.fixed is not None:
+                        pool.landing.land(plan.fixed, slots, values, None)
+                    else:
+                        plan.land(pool.landing, slots, values, rags)
                 except Exception:
                     pool.land_again(plan, slots, values, rags)
                 if plan.lone and not with_sizes:
                     return slots[0].array
                 arrays = [slot.array for slot in slots]
         except BaseException:
+            holder = None  # Or the traceback would hold all that the step has drawn.
             arena.abandon(loan, requested)
             raise
         return (plan.batch_of(arrays), plan.sizes_of(arrays)) if with_sizes else plan.batch_of(arrays)
 
     def _draw(self, size_class: SizeClass, finish: Callable[[Slot], None] | None) -> jax.Array:
-        if self._state != "open":
+        holder = self._holder
+        if holder is None or self._state != "open":
             self._refuse("a factory")
         arena = self._pool.arena
-        loan = arena.loan(self)
+        loan = arena.loan(holder)
         try:
             shelf = arena.shelf(size_class)
             (slot,) = arena.checkout((shelf,), (shelf.nbytes,), loan)
@@ -191,6 +205,7 @@ class Step:
                 first_operation(arena, self._pool.landing, slot, finish)
                 return slot.array
         except BaseException:
+            holder = None
             arena.give_back(loan)
             raise
 
