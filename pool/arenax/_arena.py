@@ -82,6 +82,8 @@ class Arena(Policy):
         """
         if cancel is not None:
             cancel.bind(self._wake)
+        if self._lock.locked():
+            self._stand_back()
         # Critical section.
         with self._lock:
             if self.closed:
@@ -107,6 +109,17 @@ class Arena(Policy):
             self._warned_of_spill = True
             warnings.warn_explicit(refusals.spill(self, shelves), RuntimeWarning, *caller())
         return slots
+
+    def _stand_back(self) -> None:
+        """Lets whoever has the lock go on, rather than block on it at once.
+
+        A thread that blocks is given the lock before it has the GIL; whoever runs meanwhile blocks in turn, and from
+        then on each checkout costs two switches of threads (a lock convoy): four times as much with two threads.
+        """
+        for _ in range(100):
+            time.sleep(0)
+            if not self._lock.locked():
+                return
 
     def reserve(self, wanted: Counter[SizeClass]) -> None:
         """Makes that many more slots of each class, idle; all or none.

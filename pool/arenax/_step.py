@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class StepHolder(Holder):
-    """Holds a step's slots."""
+    """Holds the slots of one draw in a step."""
 
     __slots__ = ()
 
@@ -44,11 +44,11 @@ class Step:
         66.0
     """
 
-    __slots__ = ("__weakref__", "_holder", "_loans", "_lock", "_pool", "_state", "_watch")
+    __slots__ = ("__weakref__", "_holders", "_loans", "_lock", "_pool", "_state", "_watch")
 
     def __init__(self, pool: "BufferPool") -> None:
         self._pool = pool
-        self._holder: Holder | None = StepHolder()
+        self._holders: list[Holder] = []
         self._loans: list[Loan] = []
         # Held while a landing goes on, so that the end of the step waits for it; not held in the checkout before it,
         # which may itself wait for that end.
@@ -66,7 +66,7 @@ class Step:
         self._watch.end()
         with self._lock:  # Waits for a landing that another thread has begun in this step.
             self._state = "over"
-            self._holder = None
+            self._holders.clear()
             for loan in self._loans:
                 for slot in loan.slots:
                     if slot.spilled:
@@ -160,12 +160,12 @@ class Step:
         )
 
     def _put(self, planner: Planner, batch: Any, with_sizes: bool) -> Any:
-        holder = self._holder  # Or the end of the step during the checkout would end the loan unnoticed.
-        if holder is None or self._state != "open":
+        if self._state != "open":
             self._refuse("put")
         pool = self._pool
         arena = pool.arena
         plan, values, requested, rags = planner.plan(batch, with_sizes)
+        holder = StepHolder()
         loan = arena.loan(holder, None, True)
         try:
             slots = arena.checkout(plan.shelves, requested, loan)
@@ -173,6 +173,7 @@ class Step:
                 if self._state != "open":  # Its end came during the checkout.
                     self._refuse("a landing")
                 self._loans.append(loan)
+                self._holders.append(holder)
                 try:
                     if plan.fixed is not None:
                         pool.landing.land(plan.fixed, slots, values, None)
@@ -184,16 +185,15 @@ class Step:
                     return slots[0].array
                 arrays = [slot.array for slot in slots]
         except BaseException:
-            holder = None  # Or the traceback would hold all that the step has drawn.
             arena.abandon(loan, requested)
             raise
         return (plan.batch_of(arrays), plan.sizes_of(arrays)) if with_sizes else plan.batch_of(arrays)
 
     def _draw(self, size_class: SizeClass, finish: Callable[[Slot], None] | None) -> jax.Array:
-        holder = self._holder
-        if holder is None or self._state != "open":
+        if self._state != "open":
             self._refuse("a factory")
         arena = self._pool.arena
+        holder = StepHolder()
         loan = arena.loan(holder)
         try:
             shelf = arena.shelf(size_class)
@@ -202,10 +202,10 @@ class Step:
                 if self._state != "open":
                     self._refuse("a landing")
                 self._loans.append(loan)
+                self._holders.append(holder)
                 first_operation(arena, self._pool.landing, slot, finish)
                 return slot.array
         except BaseException:
-            holder = None
             arena.give_back(loan)
             raise
 

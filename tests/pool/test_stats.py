@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import arenax
 from arenax import SizeClass, Stats
-from arenax._stats import COUNTERS, GAUGES, Tally, human_bytes
+from arenax._stats import COUNTERS, GAUGES, human_bytes
 from arenax.testing import FakeDevice
 
 SMALL, LARGE = SizeClass((4,), np.dtype(np.float32)), SizeClass((8, 2), np.dtype(np.int8))
@@ -161,18 +161,25 @@ def test_the_parts_sum_up_to_the_whole() -> None:
         del held
 
 
-@given(st.lists(st.tuples(st.sampled_from(["add", "lend", "back"]), st.integers(0, 16)), max_size=40))
-def test_a_tally_keeps_its_peaks(events: list[tuple[str, int]]) -> None:
-    tally, loans, seen = Tally(), [], [Tally()]
-    for event, requested in events:
-        if event == "add":
-            tally.add_slot(16)
-        elif event == "lend" and tally.leased_count < tally.slot_count:
-            tally.lend(1, 16, requested)
-            loans.append(requested)
-        elif event == "back" and loans:
-            tally.give_back(1, 16, loans.pop())
-        seen.append(attrs.evolve(tally))
-    for gauge in ("slot_count", "leased_count", "reserved_bytes", "leased_bytes", "requested_bytes"):
-        assert getattr(tally, f"peak_{gauge}") == max(getattr(t, gauge) for t in seen)
-    assert tally.reserved_bytes == tally.leased_bytes + tally.idle_bytes
+@given(st.lists(st.tuples(st.sampled_from(["put", "step", "lease", "drop"]), st.integers(1, 16)), max_size=40))
+def test_the_peaks_are_the_highest_that_were_seen(events: list[tuple[str, int]]) -> None:
+    ragged = arenax.Ragged(0, arenax.SizeClasses.explicit([4, 16]))
+    with arenax.BufferPool(FakeDevice(), ragged=ragged) as pool:
+        held, seen = [], [pool.stats()]
+        for event, size in events:
+            value = np.ones(size, np.int8)
+            if event == "put":
+                held.append(pool.put(value))
+            elif event == "lease":
+                held.append(pool.lease((size,), "int8"))
+            elif event == "step":
+                with pool.step() as step:
+                    step.put(value)
+                    seen.append(pool.stats())
+            elif held:
+                held.pop(size % len(held))
+            seen.append(pool.stats())
+        for whole in (lambda s: s, *(lambda s, c=c: s.by_class.get(c, arenax.Stats()) for c in seen[-1].by_class)):
+            for gauge in GAUGES:
+                assert getattr(whole(seen[-1]), f"peak_{gauge}") == max(getattr(whole(s), gauge) for s in seen)
+        held.clear()

@@ -271,7 +271,7 @@ def test_an_interrupt_in_the_wait_loses_nothing(make_fake: MakePool, monkeypatch
         """The queue, with a get that takes an item and is interrupted before it hands it over."""
 
         def __init__(self, queue: Any) -> None:
-            self.put, self.empty, self.get_nowait, self._get = queue.put, queue.empty, queue.get_nowait, queue.get
+            self.put, self.qsize, self.get_nowait, self._get = queue.put, queue.qsize, queue.get_nowait, queue.get
 
         def get(self, timeout: float | None = None) -> None:
             nonlocal x

@@ -103,11 +103,11 @@ def test_a_landing_that_does_not_wait_for_readers_is_found(monkeypatch: Patch):
     """The slot is written through its address while its last borrower still holds the memory."""
     right = HostWrite.land
 
-    def broken(self: Any, prepared: Any, slots: Any, values: Any, rag: Any) -> None:
+    def broken(self: Any, prepared: Any, slots: Any, values: Any, rag: Any, *part: Any) -> None:
         for slot, value in zip(slots, values, strict=True):
             if not slot.array.is_deleted():
-                self._copy(slot, value, rag)
-        right(self, prepared, slots, values, rag)
+                self._copy(slot, value, rag, *part)
+        right(self, prepared, slots, values, rag, *part)
 
     monkeypatch.setattr(HostWrite, "land", broken)
     # A step's array that was kept by mistake, or a view of it, reads the next tenant's data.
@@ -142,6 +142,8 @@ def test_a_move_that_is_not_counted_is_found(monkeypatch: Patch, method: str, sa
 
     def broken(self: Any, *args: Any) -> None:
         right(self, *args)
+        if len(args) == 5 or (method == "land" and args[2][0].strides == (0,) * args[2][0].ndim):
+            return  # A write or a fill of a lease, which the other case is about.
         for slot in args[1] if method == "land" else args[:1]:
             was = slot.array
             self._adopt(slot, jnp.array(was, copy=True))
