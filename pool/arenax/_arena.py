@@ -89,8 +89,8 @@ class Arena(Policy):
             if self.closed:
                 raise refusals.closed(self)
             back_count = self._returned.qsize()
-            if back_count == 1 and len(shelves) == 1 and not self._line:
-                slots = self._pass_on(shelves[0], requested[0], loan)
+            if back_count == 1 and not self._line:
+                slots = self._pass_on(shelves, requested, loan)
                 if slots is not None:
                     return slots
             elif back_count or self._line:

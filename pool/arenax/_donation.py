@@ -21,6 +21,7 @@ from ._compiles import CompileCounter
 from ._copying import await_writers
 from ._errors import NotSteady
 from ._landing import Landing, Rag
+from ._private import SECOND_HANDLE
 from ._programs import WIDE, Programs, run, run_with_host, undisturbed
 from ._request import SizeClass
 from ._slot import Slot
@@ -71,7 +72,8 @@ class DonatedLanding(Landing):
         # A second handle on the same buffer: a weak reference to the first then tells when the borrower dropped it.
         arrays = [slot.array for slot in slots]
         for slot in slots:
-            slot.array = slot.array.addressable_data(0)
+            handle = getattr(slot.array, SECOND_HANDLE, None)
+            slot.array = slot.array.addressable_data(0) if handle is None else handle()
         return arrays
 
     def is_whole(self, slot: Slot) -> bool:

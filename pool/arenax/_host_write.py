@@ -20,6 +20,8 @@ _LOST = "a slot's array was donated away"
 class HostWrite(DonatedLanding):
     """Writes host values straight into the slot's memory, which on CPU is the host's own."""
 
+    kind = "host write"
+
     def prepare(self, classes: Sequence[SizeClass]) -> Program:
         function = take_one if len(classes) == 1 else take
         return self._programs.own(("take", *classes), function, [struct(c) for c in classes], range(len(classes)))

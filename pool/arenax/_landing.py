@@ -21,12 +21,14 @@ class Landing(ABC):
         device: What the arrays say they lie on.
         name: The device's name, such as ``"cpu:0"``.
         bytes_limit: Bytes that the device reports it has, or None.
+        kind: How values land, as the statistics show it.
         moved: Called, with the slot and the cause, when a landing finds its slot elsewhere.
     """
 
     name: str
     device: Any
     bytes_limit: int | None = None
+    kind: str
     moved: Callable[[Slot, str], None]
 
     @abstractmethod

@@ -62,11 +62,11 @@ class Policy:
             self._lend(slot, nbytes, loan, 1)
         return slots
 
-    def _pass_on(self, shelf: Shelf, requested: int, loan: Loan) -> list[Slot] | None:
-        """Ends the one loan that is in the queue; lends its slot again at once where it is the one asked for.
+    def _pass_on(self, shelves: Sequence[Shelf], requested: Sequence[int], loan: Loan) -> list[Slot] | None:
+        """Ends the one loan that is in the queue; lends its slots again at once where they are just those asked for.
 
         It is so in every loop that lands a batch, drops it and lands the next, and takes half the time of a return and
-        a checkout: no gauge changes but what was requested.
+        a checkout: no gauge changes but what was requested, and what lay idle in between.
         """
         try:
             back = self._returned.get_nowait()
@@ -74,26 +74,38 @@ class Policy:
             return None
         if back is None:
             return None
-        slots = back.slots
-        slot = slots[0] if len(slots) == 1 else None
-        if slot is None or slot.loan is not back or slot.shelf is not shelf or not slot.leased or slot.array is None:
+        slots = getattr(back, "slots", ())
+        if len(slots) != len(shelves) or not slots:
             self._end(back)
             return None
+        for i, slot in enumerate(slots):
+            if slot.loan is not back or slot.shelf is not shelves[i] or not slot.leased or slot.array is None:
+                self._end(back)
+                return None
+        if len(slots) > 1 or requested[0] != slots[0].requested:
+            # As if they had come back first, so that no peak is noted that never was.
+            for slot in slots:
+                for tally in (slot.shelf.tally, self.tally):
+                    tally.leased_count -= 1
+                    tally.leased_bytes -= slot.shelf.nbytes
+                    tally.requested_bytes -= slot.requested
+                    idle = tally.reserved_bytes - tally.leased_bytes
+                    if idle > tally.peak_idle_bytes:
+                        tally.peak_idle_bytes = idle
+            loan.slots = slots
+            for i, slot in enumerate(slots):
+                self._lend(slot, requested[i], loan, 1)
+            return slots
+        slot, shelf = slots[0], shelves[0]
         loan.slots, slot.loan = slots, loan
-        class_tally, more = shelf.tally, requested - slot.requested
-        slot.requested = requested
-        class_tally.hit_count += 1
+        shelf.tally.hit_count += 1
         if loan.lands:
-            class_tally.write_count += 1
-            class_tally.written_bytes += requested
-        for tally in (class_tally, self.tally):
-            idle = tally.reserved_bytes - tally.leased_bytes + shelf.nbytes  # In between.
+            shelf.tally.write_count += 1
+            shelf.tally.written_bytes += slot.requested
+        for tally in (shelf.tally, self.tally):
+            idle = tally.reserved_bytes - tally.leased_bytes + shelf.nbytes
             if idle > tally.peak_idle_bytes:
                 tally.peak_idle_bytes = idle
-            if more:
-                now = tally.requested_bytes = tally.requested_bytes + more
-                if now > tally.peak_requested_bytes:
-                    tally.peak_requested_bytes = now
         return slots
 
     def _lend(self, slot: Slot, requested: int, loan: Loan, hits: int) -> None:

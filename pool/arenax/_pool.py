@@ -283,7 +283,7 @@ class BufferPool:
         """The snapshot; runs under the arena's lock."""
         arena = self.arena
         by_class = {c: Stats.of(shelf.tally) for c, shelf in arena.shelves.items()}
-        whole = Stats.of_arena(arena.tally, by_class, budget_bytes=arena.budget)
+        whole = Stats.of_arena(arena.tally, by_class, budget_bytes=arena.budget, landing=self.landing.kind)
         return attrs.evolve(whole, by_device={self.landing.name: whole}, compile_count=self.compile_counter.count)
 
     def __enter__(self) -> Self:

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from ._compiles import CompileCounter
+from ._private import CPP_CALL
 
 _config: Any = jax.config
 Program = Callable[..., Any]
@@ -28,9 +29,7 @@ def run(program: Program, *args: Any) -> Any:
     if jax.debug_nans.value or jax.debug_infs.value or _config.jax_disable_jit:
         with undisturbed():
             return program(*args)
-    # What a compiled program itself calls, in C++, from its second call on: its `__call__`, in Python, takes a tenth of
-    # the time of a small donation. The name is private, so where it is missing the public way is taken.
-    call = getattr(program, "_call", None) or program
+    call = getattr(program, CPP_CALL, None) or program
     return call(*args)
 
 

@@ -86,6 +86,11 @@ class PinnedRing(DonatedLanding):
         """How blocks are placed, ``"fused"`` or ``"split"``; None until the first leaf larger than a stage has come."""
         return self._placer.form
 
+    @property
+    def kind(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """``"pinned ring"``, and the form once it is known."""
+        return "pinned ring" if self.form is None else f"pinned ring, {self.form}"
+
     def create(self, slot: Slot) -> None:
         size_class = slot.size_class
         if self._committed or size_class.nbytes > self._chunk_bytes:

@@ -96,6 +96,8 @@ class Stats:
         peak_slot_count: Highest `slot_count`.
         peak_leased_count: Highest `leased_count`.
         budget_bytes: The budget, or None.
+        landing: How values land: ``"host write"``, ``"pinned ring"``, or with the form that the device was found to
+            take, ``"pinned ring, fused"`` or ``"pinned ring, split"``. Empty in parts of the whole.
         by_class: The same figures for each size class.
         by_device: The same figures for each device, by its name.
     """
@@ -122,6 +124,7 @@ class Stats:
     peak_slot_count: int = 0
     peak_leased_count: int = 0
     budget_bytes: int | None = None
+    landing: str = ""
     by_class: Mapping[SizeClass, "Stats"] = attrs.field(factory=dict)
     by_device: Mapping[str, "Stats"] = attrs.field(factory=dict)
 
@@ -211,7 +214,8 @@ class Stats:
             for row in rows
         ]
         padding = f"; padding {self.internal_waste:.1%} of what is leased" if self.leased_bytes else ""
-        return "\n".join([*table, events, f"{budget}{padding}"])
+        landing = f"; landing: {self.landing}" if self.landing else ""
+        return "\n".join([*table, events, f"{budget}{padding}{landing}"])
 
 
 def human_bytes(n: int) -> str:

@@ -121,6 +121,7 @@ class FakeDevice(Landing):
 
     def __init__(self, name: str = "fake:0", bytes_limit: int | None = None) -> None:
         self.name = name
+        self.kind = "fake"
         self.device = self
         self.bytes_limit = bytes_limit
         self.create_count = 0

@@ -1,7 +1,9 @@
 """What a landing costs, in counts: addresses that stay, compiles, page faults; and where its arrays are committed."""
 
+import os
 import resource
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -118,3 +120,31 @@ def test_placement_none_is_uncommitted_and_a_device_is_committed(number: int | N
 
 def _identity(x: jax.Array) -> jax.Array:
     return x
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="page faults are read as Linux counts them")
+@pytest.mark.parametrize("kind", ["cpu", "ring"])
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("source", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+def test_a_small_write_touches_a_small_part_of_a_large_slot(kind: str, rows: int, source: Any) -> None:
+    """jax-ml/jax#40101: XLA rewrote the whole buffer to place less than 480 bytes. Whatever is written after a fork is
+    copied first, a page fault for each page: 16,384 for the whole slot, a few hundred for Python and XLA themselves."""
+    value = source(np.ones((rows, 64), np.float32))
+    with pool_on(kind) as pool, pool.lease((1 << 18, 64), "float32") as lease:
+        lease.write(value, (3, 0))
+        jax.block_until_ready(lease.array)
+        ends, started = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(started)
+            os.read(ends, 1)  # Until the parent closes its end.
+            os._exit(0)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        lease.write(value, (1 << 17, 0))
+        jax.block_until_ready(lease.array)
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+        os.close(started)
+        os.close(ends)
+        os.waitpid(child, 0)
+        assert faults < 4096
+        assert float(lease.array[1 << 17, 0]) == 1

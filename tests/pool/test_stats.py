@@ -37,6 +37,7 @@ def test_it_has_every_field_of_the_design_in_whole_and_part() -> None:
         *DESIGN_COUNTERS,
         *(f"peak_{g}" for g in DESIGN_GAUGES),
         "budget_bytes",
+        "landing",
         "by_class",
         "by_device",
     }
@@ -112,7 +113,7 @@ def test_the_table_names_each_class_and_its_figures() -> None:
         assert cells["all"] == ["3", "2", "2", "2.0", "KiB", "1.0", "KiB", "1", "3", "0"]
         assert len({len(row) for row in [header, *rows[:3]]}) == 1
         assert "1 hits, 3 creations, 0 conversions" in rows[3]
-        assert rows[4] == "budget 3.0 KiB; padding 0.0% of what is leased"
+        assert rows[4] == "budget 3.0 KiB; padding 0.0% of what is leased; landing: fake"
         del held
     assert "no budget" in str(Stats())
 

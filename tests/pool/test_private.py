@@ -1,0 +1,59 @@
+"""The private names of JAX used for speed: they are there, do what they are used for, and can be missed."""
+
+import jax
+import numpy as np
+import pytest
+
+import arenax
+import arenax._donation as donation
+import arenax._programs as programs
+from arenax._private import CPP_CALL, SECOND_HANDLE
+
+
+def _program() -> jax.stages.Compiled:
+    like = jax.ShapeDtypeStruct((4,), np.float32)
+    return jax.jit(lambda b: b, donate_argnums=0, keep_unused=True).lower(like).compile()
+
+
+def _slot() -> jax.Array:
+    return jax.jit(lambda: jax.numpy.zeros(4))()
+
+
+def test_a_compiled_program_has_a_call_below_its_own_from_its_second_call_on() -> None:
+    program, slot = _program(), _slot()
+    address = slot.unsafe_buffer_pointer()
+    slot = program(slot)
+    result = getattr(program, CPP_CALL)(slot)
+    assert slot.is_deleted()
+    assert result.unsafe_buffer_pointer() == address
+    with pytest.raises(TypeError):
+        getattr(program, CPP_CALL)(np.zeros(5))
+
+
+def test_a_second_handle_is_another_object_on_the_same_buffer() -> None:
+    slot = _slot()
+    handle = getattr(slot, SECOND_HANDLE)()
+    assert handle is not slot
+    assert (handle.shape, handle.dtype, handle.sharding) == (slot.shape, slot.dtype, slot.sharding)
+    assert handle.unsafe_buffer_pointer() == slot.unsafe_buffer_pointer()
+    assert handle.committed == slot.addressable_data(0).committed
+    del slot
+    assert not np.asarray(_program()(handle.addressable_data(0))).any()
+    assert handle.is_deleted()
+
+
+@pytest.mark.parametrize("kind", ["host", "ring"])
+def test_without_them_the_public_ways_are_taken(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "CPP_CALL", "_there_is_no_such_name")
+    monkeypatch.setattr(donation, "SECOND_HANDLE", "_there_is_no_such_name")
+    with arenax.BufferPool(landing=kind) as pool:
+        value = np.arange(4, dtype=np.float32)
+        first = pool.put(value)
+        address = first.unsafe_buffer_pointer()
+        np.testing.assert_array_equal(first, value)
+        for i in range(3):
+            del first
+            first = pool.put(value + i)
+            np.testing.assert_array_equal(np.array(first), value + i)
+            assert first.unsafe_buffer_pointer() == address
+        assert pool.stats().copy_count == 0
