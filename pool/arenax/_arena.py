@@ -154,6 +154,9 @@ class Arena(Policy):
         """Hands slots from the loan of a call over to the arrays that its caller gets, each a loan of its own."""
         give_back, now = self.give_back, time.monotonic()
         for i, slot in enumerate(slots):
+            if slot.spilled:  # Its buffer is the borrower's alone, and is freed when he drops it.
+                slot.loan = slot.array = slot.view = None
+                continue
             loan = slot.loan = Loan(arrays[i], give_back)
             loan.slots, loan.token, loan.since, loan.lands = [slot], token, now, False
         if self.closed:  # Nobody drains the returns any more: let go of the buffers with the arrays.

@@ -39,10 +39,12 @@ def copy(target: Array, source: Any, owner: object, writers: "list[Future[None]]
     pieces = deque(_pieces(target, np.asarray(source)))
     try:
         for _ in range(THREADS - 1):
-            writers.append(_helpers.submit(_work, pieces, owner))
-    except RuntimeError:  # The interpreter is shutting down: we do it all ourselves.
-        pass
-    try:
+            helper: Future[None] = Future()
+            writers.append(helper)  # Before it is submitted, so that no interrupt leaves one that nobody knows of.
+            try:
+                _helpers.submit(_help, helper, pieces, owner)
+            except RuntimeError:  # The interpreter is shutting down: we do it all ourselves.
+                break
         _work(pieces, owner)
     finally:
         pieces.clear()
@@ -57,6 +59,17 @@ def await_writers(writers: "list[Future[None]]") -> list[BaseException]:
     errors = [writer.exception() for writer in writers if not writer.cancel()]
     writers.clear()
     return [e for e in errors if e is not None]
+
+
+def _help(helper: "Future[None]", pieces: deque[tuple[Array, Array]], owner: object) -> None:
+    if not helper.set_running_or_notify_cancel():
+        return
+    try:
+        _work(pieces, owner)
+    except BaseException as e:
+        helper.set_exception(e)
+    else:
+        helper.set_result(None)
 
 
 def _work(pieces: deque[tuple[Array, Array]], owner: object) -> None:  # noqa: ARG001

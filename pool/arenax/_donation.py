@@ -148,7 +148,8 @@ class DonatedLanding(Landing):
         size_class = slot.size_class
         leaves, treedef = jax.tree.flatten(args)
         leaves = [self._source(slot, x) for x in leaves]
-        kinds = tuple(jax.typeof(x) for x in leaves)
+        config: Any = jax.config
+        kinds = (config.jax_enable_x64, *[jax.typeof(x) for x in leaves])
 
         def arenax_update(slot: jax.Array, *leaves: jax.Array) -> jax.Array:
             result = function(slot, *jax.tree.unflatten(treedef, leaves))

@@ -7,14 +7,14 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from ._copying import PARALLEL_BYTES, await_writers, copy
+from ._copying import PARALLEL_BYTES, copy
 from ._donation import DonatedLanding, is_filled, struct, take, take_one
 from ._landing import Rag
 from ._programs import Program, run
 from ._request import SizeClass
 from ._slot import Slot
 
-_LOST = "a slot's array was donated away"
+_LOST = "a slot's array was donated away, or failed to be computed"
 
 
 class HostWrite(DonatedLanding):
@@ -42,8 +42,9 @@ class HostWrite(DonatedLanding):
         old = slot.array
         if old is None or old.is_deleted():  # XLA would refuse it too, with a line in the log each time.
             raise RuntimeError(_LOST)
-        if slot.writers:
-            await_writers(slot.writers)
+        # A failed array is found here, before the donation: its error would become that of all that land with it.
+        if (slot.unproven or slot.writers) and not self.is_whole(slot):
+            raise RuntimeError(_LOST)
         array = slot.array = run(prepared, old)
         if array is old or array.unsafe_buffer_pointer() != slot.address:
             self._find_moved(slots, (old,))
@@ -59,8 +60,8 @@ class HostWrite(DonatedLanding):
             old = slot.array
             if old is None or old.is_deleted():
                 raise RuntimeError(_LOST)
-            if slot.writers:
-                await_writers(slot.writers)
+            if (slot.unproven or slot.writers) and not self.is_whole(slot):
+                raise RuntimeError(_LOST)
             olds.append(old)
         results = run(program, *olds)
         for slot, array in zip(slots, results, strict=True):

@@ -57,6 +57,8 @@ class Lease:
         try:
             (slot,) = arena.checkout((shelf,), (shelf.nbytes,), loan)
             self._slot: Slot = slot
+            if slot.spilled:
+                loan.slots = []  # The lease alone keeps the slot, and with it the buffer.
             if not landing.is_whole(slot):  # Its last borrower donated it away, or failed to compute it.
                 arena.replace(slot)
             if fill is not None:

@@ -172,8 +172,6 @@ class Step:
             with self._lock:
                 if self._state != "open":  # Its end came during the checkout.
                     self._refuse("a landing")
-                self._loans.append(loan)
-                self._holders.append(holder)
                 try:
                     if plan.fixed is not None:
                         pool.landing.land(plan.fixed, slots, values, None)
@@ -181,6 +179,8 @@ class Step:
                         plan.land(pool.landing, slots, values, rags)
                 except Exception:
                     pool.land_again(plan, slots, values, rags)
+                self._loans.append(loan)
+                self._holders.append(holder)
                 if plan.lone and not with_sizes:
                     return slots[0].array
                 arrays = [slot.array for slot in slots]
@@ -201,9 +201,9 @@ class Step:
             with self._lock:
                 if self._state != "open":
                     self._refuse("a landing")
+                first_operation(arena, self._pool.landing, slot, finish)
                 self._loans.append(loan)
                 self._holders.append(holder)
-                first_operation(arena, self._pool.landing, slot, finish)
                 return slot.array
         except BaseException:
             arena.give_back(loan)

@@ -3,7 +3,9 @@
 import gc
 import os
 import warnings
+from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -713,3 +715,41 @@ def test_a_bad_placement_is_refused() -> None:
     for bad in ("cpu", 0, [1]):
         with pytest.raises(TypeError, match="placement"):
             arenax.BufferPool(bad)
+
+
+def test_a_failed_draw_is_not_of_its_step(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = make_pool()
+    with pool.step() as step:
+        with monkeypatch.context() as patch:
+
+            def land(*args: Any) -> None:
+                raise OSError("a broken landing")
+
+            patch.setattr(pool.landing, "land", land)
+            with pytest.raises(OSError, match="a broken landing"):
+                step.put(np.ones(4, np.float32))
+        lease = pool.lease((4,), "float32", fill=7)
+        assert not step.drew(lease.array)
+        with pytest.raises(ValueError, match="this step drew"):
+            step.keep(lease.array)
+        assert (np.asarray(lease.array) == 7).all()
+        lease.release()
+    assert pool.stats().write_count == 0
+
+
+def test_a_spill_is_freed_when_it_is_dropped_also_after_the_end(make_pool: MakePool) -> None:
+    pool = make_pool(on_exhausted="spill")
+    device = pool.landing
+
+    def alive() -> int:
+        if isinstance(device, FakeDevice):
+            return device.bytes_in_use
+        return sum(x.shape == (4093,) and x.sharding.memory_kind != "pinned_host" for x in jax.live_arrays())
+
+    with pytest.warns(RuntimeWarning, match="no free slot"):
+        spilled = [pool.put(np.ones(4093, np.float32)), pool.lease((4093,), "float32")]
+    assert alive()
+    spilled.pop(0)
+    pool.close()
+    spilled.pop()
+    assert not alive()

@@ -171,6 +171,29 @@ def test_the_next_tenant_waits_for_the_helpers_of_an_interrupted_landing(
         assert pool.stats().spill_count == 0
 
 
+def test_an_interrupt_in_the_call_for_a_helper_leaves_none_that_nobody_knows_of(
+    helpers: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is queued by then, and begins when it can."""
+    gate, real = threading.Event(), helpers.submit
+    helpers.submit(gate.wait)
+
+    def submit(*args: Any) -> Any:
+        real(*args)
+        raise KeyboardInterrupt
+
+    target, writers = np.zeros(4096), list[Future[None]]()
+    with monkeypatch.context() as patch:
+        patch.setattr(helpers, "submit", submit)
+        with pytest.raises(KeyboardInterrupt):
+            copying.copy(target, np.ones(4096), target, writers)
+    assert len(writers) == 1
+    gate.set()
+    copying.await_writers(writers)
+    helpers.submit(int).result()
+    assert not target.any()
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_large_copies_release_the_gil(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     """With a switch interval of a minute another thread runs on only where the copying one lets go by itself."""

@@ -134,3 +134,24 @@ def test_a_deleted_source_is_refused(pool: arenax.BufferPool, size: int) -> None
     with pytest.raises(RuntimeError, match="deleted"):
         pool.put([np.ones(2), source])
     assert pool.stats().leased_count == 0
+
+
+def test_a_failed_array_takes_no_other_leaf_with_it(pool: arenax.BufferPool) -> None:
+    """All leaves of a batch land by one program, so that one errored input would make each of its results errored."""
+    good, bad = np.ones(1 << 16, np.int32), np.full(1 << 16, 2, np.float32)
+    with pool.lease(good.shape, "int32") as lease:  # Known to be whole from here on.
+        jax.block_until_ready(lease.array)
+    lease = pool.lease(bad.shape, "float32")
+    with pytest.raises(Exception, match="in a callback"):
+        lease.update(failing)
+        jax.block_until_ready(lease.array)
+    lease.release()
+    for _ in range(3):
+        got = pool.put({"a": good, "b": bad})
+        assert (np.asarray(got["a"]) == 1).all()
+        assert (np.asarray(got["b"]) == 2).all()
+        del got
+        alone = pool.put(good)
+        assert (np.asarray(alone) == 1).all()
+        del alone
+    assert pool.stats().creation_count <= 4
