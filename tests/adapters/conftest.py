@@ -14,7 +14,7 @@ MakePool = Callable[..., arenax.BufferPool]
 
 
 def prefetch_threads() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if t.name.startswith("arenax-")]
+    return [t for t in threading.enumerate() if t.name.startswith("arenax-prefetch")]
 
 
 def assert_nothing_left(pool: arenax.BufferPool) -> None:
