@@ -150,7 +150,7 @@ def test_the_next_tenant_waits_for_the_helpers_of_an_interrupted_landing(
         pool.reserve(arenax.ArraySpec(shape, "float32"), slots=1)
         address = pool.put(np.zeros(shape, np.float32)).unsafe_buffer_pointer()
         let_go = interrupted(pool, monkeypatch, np.full(shape, 7, np.float32))
-        timer = threading.Timer(0.05, let_go)
+        timer = threading.Timer(0.3, let_go)  # Well after a landing that does not wait
         timer.start()
         if next_use == "put":
             array = pool.put(np.zeros(shape, np.float32))
