@@ -150,20 +150,28 @@ class Arena(Policy):
         finally:
             self.settle([loan])
 
-    def hand_over(self, slots: Sequence[Slot], arrays: Sequence[Any], token: object) -> None:
-        """Hands slots from the loan of a call over to the arrays that its caller gets, each a loan of its own."""
+    def hand_over(self, slots: Sequence[Slot], token: object) -> list[Any]:
+        """Hands slots from the loan of a call over to the arrays that its caller gets, each a loan of its own.
+
+        The slots keep a second handle on each buffer: a weak reference to the first tells when the caller dropped it.
+        """
         give_back, now = self.give_back, time.monotonic()
-        for i, slot in enumerate(slots):
+        arrays: list[Any] = []
+        for slot in slots:
+            array = slot.array
+            arrays.append(array)
             if slot.spilled:  # Its buffer is the borrower's alone, and is freed when he drops it.
                 slot.loan = slot.array = slot.view = None
                 continue
-            loan = slot.loan = Loan(arrays[i], give_back)
+            slot.array = slot.handle([array])
+            loan = slot.loan = Loan(array, give_back)
             loan.slots, loan.token, loan.since, loan.lands = [slot], token, now, False
         if self.closed:  # Nobody drains the returns any more: let go of the buffers with the arrays.
             for slot in slots:
                 loan, slot.loan = slot.loan, None
                 if loan is not None:
                     loan.slots = []
+        return arrays
 
     def detach(self, slot: Slot) -> Any:
         """Takes the array out of a slot on loan, for good, and gives the slot a new one; returns the array."""

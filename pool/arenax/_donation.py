@@ -21,7 +21,7 @@ from ._compiles import CompileCounter
 from ._copying import await_writers
 from ._errors import NotSteady
 from ._landing import Landing, Rag
-from ._private import SECOND_HANDLE
+from ._private import second_handle
 from ._programs import WIDE, Programs, run, run_with_host, undisturbed
 from ._request import SizeClass
 from ._slot import Slot
@@ -67,14 +67,6 @@ class DonatedLanding(Landing):
         array = run(self._programs.own(("create", size_class), arenax_create, (), (), size_class.dtype.name in WIDE))
         slot.contents = (0, 0, np.zeros((), size_class.dtype).tobytes())
         self._adopt(slot, array)
-
-    def lend(self, slots: Sequence[Slot]) -> list[Any]:
-        # A second handle on the same buffer: a weak reference to the first then tells when the borrower dropped it.
-        arrays = [slot.array for slot in slots]
-        for slot in slots:
-            handle = getattr(slot.array, SECOND_HANDLE, None)
-            slot.array = slot.array.addressable_data(0) if handle is None else handle()
-        return arrays
 
     def is_whole(self, slot: Slot) -> bool:
         if slot.writers:
@@ -212,5 +204,6 @@ class DonatedLanding(Landing):
     def _adopt(self, slot: Slot, array: Any) -> None:
         slot.array = array
         slot.address = array.unsafe_buffer_pointer()
+        slot.handle = second_handle(array)
         slot.view = None
         slot.unproven = True

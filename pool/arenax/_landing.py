@@ -33,7 +33,7 @@ class Landing(ABC):
 
     @abstractmethod
     def create(self, slot: Slot) -> None:
-        """Gives an empty slot a buffer of zeros."""
+        """Gives an empty slot a buffer of zeros: sets `array`, `address` and `handle`."""
 
     @abstractmethod
     def prepare(self, classes: Sequence[SizeClass]) -> Any:
@@ -46,10 +46,6 @@ class Landing(ABC):
     @abstractmethod
     def land_array(self, slot: Slot, value: jax.Array, rag: "Rag | None") -> None:
         """Writes a `jax.Array` into a slot without passing through the host."""
-
-    @abstractmethod
-    def lend(self, slots: Sequence[Slot]) -> list[Any]:
-        """Returns the arrays for the borrower; keeps another handle on each buffer, to know when he drops his."""
 
     @abstractmethod
     def fill(self, slot: Slot, value: Any) -> None:

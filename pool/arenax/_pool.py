@@ -158,8 +158,7 @@ class BufferPool:
                     plan.land(landing, slots, values, rags)
             except Exception:
                 self.land_again(plan, slots, values, rags)
-            arrays = landing.lend(slots)
-            arena.hand_over(slots, arrays, cancel)
+            arrays = arena.hand_over(slots, cancel)
         except BaseException:
             arena.abandon(loan, requested)
             raise

@@ -2,6 +2,7 @@
 
 import weakref
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -59,6 +60,7 @@ class Slot:
         shelf: The shelf it belongs to.
         array: The pool's own handle on the buffer.
         address: Where the buffer lies, recorded after every landing.
+        handle: Makes of ``[array]`` another array object on the buffer.
         view: The landing's private view of the memory, or None.
         loan: Who has it, or None.
         leased: Whether it counts as leased (a slot that is being reserved has a loan and does not).
@@ -73,6 +75,7 @@ class Slot:
     shelf: "Shelf"
     array: Any = None
     address: int = 0
+    handle: Callable[[list[Any]], Any] | None = None
     view: Any = None
     loan: Loan | None = None
     leased: bool = False

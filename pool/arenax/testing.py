@@ -142,6 +142,7 @@ class FakeDevice(Landing):
         buffer = _Buffer(next(_addresses), _zeros(size_class))
         weakref.finalize(buffer, self._free, nbytes).atexit = False
         slot.array, slot.address = FakeArray(buffer, size_class), buffer.address
+        slot.handle = _another
         slot.contents = (0, 0, np.zeros((), size_class.dtype).tobytes())
 
     def prepare(self, classes: Sequence[SizeClass]) -> Any:
@@ -160,12 +161,6 @@ class FakeDevice(Landing):
 
     def land_array(self, slot: Slot, value: Any, rag: Rag | None) -> None:
         self.land((slot.size_class,), (slot,), (np.asarray(value),), rag)
-
-    def lend(self, slots: Sequence[Slot]) -> list[Any]:
-        arrays: list[FakeArray] = [slot.array for slot in slots]
-        for slot in slots:
-            slot.array = slot.array.another()
-        return arrays
 
     def fill(self, slot: Slot, value: Any) -> None:
         self._donate(slot)
@@ -212,6 +207,10 @@ class FakeDevice(Landing):
 
     def _set(self, slot: Slot, values: np.ndarray[Any, Any]) -> None:
         slot.array._buffer.values = values
+
+
+def _another(arrays: list[FakeArray]) -> FakeArray:
+    return arrays[0].another()
 
 
 def _zeros(size_class: SizeClass) -> np.ndarray[Any, Any]:
