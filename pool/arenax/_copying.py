@@ -6,6 +6,8 @@ nearly the same offset in their pages, as NumPy's and XLA's large arrays do (at 
 taken by several threads, avoid both.
 """
 
+import itertools
+import math
 import os
 from collections import deque
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+Index = tuple[Any, ...]
 
 PIECE_BYTES = 1 << 20
 PARALLEL_BYTES = 8 << 20  # From here on it repays waking another thread, which takes 50 to 100 us.
@@ -36,16 +39,17 @@ def copy(target: Array, source: Any, owner: object, writers: "list[Future[None]]
     if target.nbytes < PARALLEL_BYTES or THREADS == 1:
         target[...] = source
         return
-    pieces = deque(_pieces(target, np.asarray(source)))
+    source = np.asarray(source)
+    pieces = deque(_pieces(target))
     try:
         for _ in range(THREADS - 1):
             helper: Future[None] = Future()
             writers.append(helper)  # Before it is submitted, so that no interrupt leaves one that nobody knows of.
             try:
-                _helpers.submit(_help, helper, pieces, owner)
+                _helpers.submit(_help, helper, target, source, pieces, owner)
             except RuntimeError:  # The interpreter is shutting down: we do it all ourselves.
                 break
-        _work(pieces, owner)
+        _work(target, source, pieces)
     finally:
         pieces.clear()
     errors = await_writers(writers)
@@ -61,33 +65,30 @@ def await_writers(writers: "list[Future[None]]") -> list[BaseException]:
     return [e for e in errors if e is not None]
 
 
-def _help(helper: "Future[None]", pieces: deque[tuple[Array, Array]], owner: object) -> None:
+def _help(helper: "Future[None]", target: Array, source: Array, pieces: deque[Index], owner: object) -> None:  # noqa: ARG001
     if not helper.set_running_or_notify_cancel():
         return
     try:
-        _work(pieces, owner)
+        _work(target, source, pieces)
     except BaseException as e:
         helper.set_exception(e)
     else:
         helper.set_result(None)
 
 
-def _work(pieces: deque[tuple[Array, Array]], owner: object) -> None:  # noqa: ARG001
+def _work(target: Array, source: Array, pieces: deque[Index]) -> None:
     while pieces:
         try:
-            target, source = pieces.popleft()
+            index = pieces.popleft()
         except IndexError:  # Another thread took the last one.
             return
-        target[...] = source
+        target[index] = source[index]
 
 
-def _pieces(target: Array, source: Array) -> Iterator[tuple[Array, Array]]:
-    """Halves both along the first axis that can be cut, until the pieces are small."""
-    axis = next((i for i, n in enumerate(target.shape) if n > 1), None)
-    if target.nbytes <= PIECE_BYTES or axis is None:
-        yield target, source
-        return
-    before, half = (slice(None),) * axis, target.shape[axis] // 2
-    for part in (slice(half), slice(half, None)):
-        index = (*before, part)
-        yield from _pieces(target[index], source[index])
+def _pieces(target: Array) -> Iterator[Index]:
+    """Cuts along the first axis one step of which is small enough, each step of the axes before it by itself."""
+    shape = target.shape
+    sizes = [target.itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    axis = next(i for i, nbytes in enumerate(sizes) if nbytes <= PIECE_BYTES)
+    count = PIECE_BYTES // sizes[axis]
+    return itertools.product(*map(range, shape[:axis]), [slice(i, i + count) for i in range(0, shape[axis], count)])
