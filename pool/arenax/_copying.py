@@ -10,14 +10,15 @@ import itertools
 import math
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
 Index = tuple[Any, ...]
+T = TypeVar("T")
 
 PIECE_BYTES = 1 << 20
 PARALLEL_BYTES = 8 << 20  # From here on it repays waking another thread, which takes 50 to 100 us.
@@ -57,12 +58,41 @@ def copy(target: Array, source: Any, owner: object, writers: "list[Future[None]]
         raise errors[0]
 
 
+def in_advance(function: Callable[[T], None], items: Iterable[T], count: int) -> Iterator[T]:
+    """Yields each of `items` when `function` has been called with it; helpers do so for the next `count` meanwhile.
+
+    Where an exception ends the iteration, helpers may still be at work.
+    """
+    coming: deque[tuple[T, Future[None] | None]] = deque()
+    for item in items:
+        coming.append((item, _begin(function, item) if coming else None))
+        if len(coming) > count:
+            yield _finished(function, *coming.popleft())
+    while coming:
+        yield _finished(function, *coming.popleft())
+
+
 def await_writers(writers: "list[Future[None]]") -> list[BaseException]:
     """Waits until none of `writers` writes any more; returns their errors."""
     # One that has not begun finds nothing left to do; in a forked child it never would begin.
     errors = [writer.exception() for writer in writers if not writer.cancel()]
     writers.clear()
     return [e for e in errors if e is not None]
+
+
+def _begin(function: Callable[[T], None], item: T) -> "Future[None] | None":
+    try:
+        return _helpers.submit(function, item)
+    except RuntimeError:  # The interpreter is shutting down.
+        return None
+
+
+def _finished(function: Callable[[T], None], item: T, call: "Future[None] | None") -> T:
+    if call is None or call.cancel():  # No helper has begun, and none will: do it here.
+        function(item)
+    else:
+        call.result()
+    return item
 
 
 def _help(helper: "Future[None]", target: Array, source: Array, pieces: deque[Index], owner: object) -> None:  # noqa: ARG001

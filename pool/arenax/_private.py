@@ -23,7 +23,7 @@ def second_handle(array: jax.Array) -> Callable[[list[jax.Array]], jax.Array]:
     seventh of the time of a small put.
     """
     try:
-        import jaxlib._jax as _jax  # noqa: PLC0415  # A module that may be gone.
+        import jaxlib._jax as _jax  # A module that may be gone.
 
         like: tuple[Any, ...] = (array.aval, array.sharding, array.committed)
         make_maker = getattr(_jax, ARRAY_MAKER)

@@ -2,7 +2,6 @@
 
 import weakref
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -75,7 +74,7 @@ class Slot:
     shelf: "Shelf"
     array: Any = None
     address: int = 0
-    handle: Callable[[list[Any]], Any] | None = None
+    handle: Any = None
     view: Any = None
     loan: Loan | None = None
     leased: bool = False

@@ -50,28 +50,33 @@ class Stage:
 class Ring:
     """The stages of one landing, used in turn; one thread's at a time."""
 
-    __slots__ = ("_depth", "_kind", "_maker", "_stages")
+    __slots__ = ("_count", "_depth", "_kind", "_maker", "_stages")
 
     def __init__(self, kind: StageKind, depth: int, maker: "Stages") -> None:
         self._kind = kind
         self._depth = depth
         self._maker = maker
+        self._count = 0
         self._stages: deque[Stage] = deque()
 
     def next(self) -> Stage:
-        """Returns the stage that was used longest ago, once its fence is passed; makes one rather than wait."""
+        """Takes out the stage that was used longest ago, once its fence is passed; makes one rather than wait."""
         stages = self._stages
         busy = not stages or not all(x.is_ready() for x in stages[0].carried)
-        if busy and len(stages) < self._depth:
-            stages.append(self._maker.make(self._kind))
-            return stages[-1]
-        stages.rotate(-1)
+        if busy and self._count < self._depth:
+            self._count += 1
+            return self._maker.make(self._kind)
+        stage = stages.popleft()
         try:
-            for x in stages[-1].carried:
+            for x in stage.carried:
                 x.block_until_ready()
         except Exception:  # The last landing failed, which was told then; this one is innocent.
-            stages[-1] = self._maker.make(self._kind)
-        return stages[-1]
+            return self._maker.make(self._kind)
+        return stage
+
+    def back(self, stage: Stage) -> None:
+        """Takes back a stage that a program reads."""
+        self._stages.append(stage)
 
 
 class Stages:

@@ -3,7 +3,8 @@
 import os
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -117,6 +118,60 @@ def test_an_error_of_a_helper_is_the_callers(helpers: ThreadPoolExecutor, monkey
     with pytest.raises(MemoryError, match="a helper's"):
         copying.copy(np.zeros(4096), np.ones(4096), None, writers)
     assert not writers
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 10])
+def test_what_is_done_in_advance_comes_in_order_and_no_further_ahead_than_told(
+    helpers: ThreadPoolExecutor, count: int
+) -> None:
+    begun, done = list[int](), set[int]()
+
+    def items() -> Iterator[int]:
+        for i in range(1, 8):
+            begun.append(i)
+            yield i
+
+    for i, item in enumerate(copying.in_advance(done.add, items(), count), 1):
+        assert item == i
+        assert item in done
+        assert len(begun) <= i + count
+    assert done == set(range(1, 8))
+
+
+def test_helpers_work_in_advance(helpers: ThreadPoolExecutor) -> None:
+    by = dict[int, threading.Thread]()
+
+    def work(i: int) -> None:
+        by[i] = threading.current_thread()
+
+    for i in copying.in_advance(work, range(4), 1):
+        while i < 3 and i + 1 not in by:  # Its caller is busy with the last one.
+            time.sleep(0.001)
+    assert by[0] is threading.current_thread()
+    assert {by[i] for i in (1, 2, 3)}.isdisjoint({threading.current_thread()})
+
+
+def test_what_no_helper_begins_is_done_by_the_caller(helpers: ThreadPoolExecutor) -> None:
+    gate = threading.Event()
+    helpers.submit(gate.wait)
+    by: list[threading.Thread] = []
+    assert [*copying.in_advance(lambda _: by.append(threading.current_thread()), range(5), 2)] == [*range(5)]
+    gate.set()
+    helpers.shutdown()
+    assert [*copying.in_advance(lambda _: by.append(threading.current_thread()), range(5), 2)] == [*range(5)]
+    assert by == [threading.current_thread()] * 10
+
+
+def test_an_error_in_advance_is_told_when_its_turn_comes(helpers: ThreadPoolExecutor) -> None:
+    def work(i: int) -> None:
+        if i == 2:
+            raise MemoryError("the third")
+
+    seen: list[int] = []
+    with pytest.raises(MemoryError, match="the third"):
+        for i in copying.in_advance(work, range(5), 2):
+            seen.append(i)  # noqa: PERF402
+    assert seen == [0, 1]
 
 
 # --------------------------------------------------------------------------------------------------- under the pool

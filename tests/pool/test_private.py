@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import arenax
-import arenax._donation as donation
+import arenax._private as private
 import arenax._programs as programs
-from arenax._private import CPP_CALL, SECOND_HANDLE
+from arenax._private import CPP_CALL, second_handle
 
 
 def _program() -> jax.stages.Compiled:
@@ -30,22 +30,31 @@ def test_a_compiled_program_has_a_call_below_its_own_from_its_second_call_on() -
         getattr(program, CPP_CALL)(np.zeros(5))
 
 
-def test_a_second_handle_is_another_object_on_the_same_buffer() -> None:
-    slot = _slot()
-    handle = getattr(slot, SECOND_HANDLE)()
+@pytest.mark.parametrize("committed", [False, True])
+@pytest.mark.parametrize("name", ["array_result_handler", "_there_is_no_such_name"])
+def test_a_second_handle_is_another_object_on_the_same_buffer(
+    name: str, committed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private, "ARRAY_MAKER", name)
+    slot = jax.device_put(_slot(), jax.devices()[0]) if committed else _slot()
+    make = second_handle(slot)
+    assert (type(make).__name__ == "ResultHandler") == (name == "array_result_handler")
+    slot = _program()(slot)  # What makes it was made for an array that is no more.
+    handle = make([slot])
     assert handle is not slot
     assert (handle.shape, handle.dtype, handle.sharding) == (slot.shape, slot.dtype, slot.sharding)
     assert handle.unsafe_buffer_pointer() == slot.unsafe_buffer_pointer()
-    assert handle.committed == slot.addressable_data(0).committed
+    if name == "array_result_handler":
+        assert handle.committed == committed
     del slot
-    assert not np.asarray(_program()(handle.addressable_data(0))).any()
+    assert not np.asarray(_program()(make([handle]))).any()
     assert handle.is_deleted()
 
 
 @pytest.mark.parametrize("kind", ["host", "ring"])
 def test_without_them_the_public_ways_are_taken(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "CPP_CALL", "_there_is_no_such_name")
-    monkeypatch.setattr(donation, "SECOND_HANDLE", "_there_is_no_such_name")
+    monkeypatch.setattr(private, "ARRAY_MAKER", "_there_is_no_such_name")
     with arenax.BufferPool(landing=kind) as pool:
         value = np.arange(4, dtype=np.float32)
         first = pool.put(value)

@@ -421,22 +421,37 @@ def test_a_ring_reuses_what_is_free_makes_what_is_missing_and_waits_for_no_more(
     stages = Stages(DEVICES[0], 2)
     kind = StageKind((SizeClass((2,), FLOAT),), ())
     ring = stages.take(kind)
-    first, fence = ring.next(), Fence()
+
+    def turn() -> Any:
+        stage = ring.next()
+        ring.back(stage)
+        return stage
+
+    first, fence = turn(), Fence()
     first.carried = (fence,)
-    assert ring.next() is first
+    assert turn() is first
     assert fence.waits == 1
     fence.ready = False
-    second = ring.next()
+    second = turn()
     assert second is not first
     second.carried = (Fence(),)
     assert fence.waits == 1
-    assert ring.next() is first  # The ring is full: it waits for the one that was used longest ago.
+    assert turn() is first  # The ring is full: it waits for the one that was used longest ago.
     assert fence.waits == 2
-    assert ring.next() is second
+    assert turn() is second
     fence.broken = True
-    third = ring.next()
+    third = turn()
     assert third not in (first, second)
-    assert [ring.next(), ring.next()] == [second, third]
+    assert [turn(), turn()] == [second, third]
+
+
+def test_a_stage_that_is_being_filled_is_not_used_again() -> None:
+    stages = Stages(DEVICES[0], 3)
+    ring = stages.take(StageKind((SizeClass((2,), FLOAT),), ()))
+    first, second = ring.next(), ring.next()
+    assert first is not second
+    ring.back(first)
+    assert ring.next() is first
 
 
 def test_rings_of_the_kinds_used_last_are_kept() -> None:
