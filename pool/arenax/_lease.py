@@ -183,7 +183,8 @@ class Lease:
             LeaseReleased: Where it was returned before; nothing changes then.
         """
         with self._lock:
-            self._may("release")
+            if self._released or self._busy:
+                self._may("release")
             self._released = True
             self._holder = None
             if self._slot.spilled:

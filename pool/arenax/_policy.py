@@ -74,7 +74,30 @@ class Policy:
             return None
         if back is None:
             return None
-        slots = getattr(back, "slots", ())
+        slots: list[Slot] = getattr(back, "slots", [])
+        if len(slots) == 1 == len(shelves):
+            slot, shelf = slots[0], shelves[0]
+            if (
+                slot.loan is back
+                and slot.shelf is shelf
+                and slot.leased
+                and slot.requested == requested[0]
+                and slot.array is not None
+            ):
+                slot.loan, loan.slots = loan, slots
+                mine, whole = shelf.tally, self.tally
+                mine.hit_count += 1
+                if loan.lands:
+                    mine.write_count += 1
+                    mine.written_bytes += slot.requested
+                nbytes = shelf.nbytes
+                idle = mine.reserved_bytes - mine.leased_bytes + nbytes
+                if idle > mine.peak_idle_bytes:
+                    mine.peak_idle_bytes = idle
+                idle = whole.reserved_bytes - whole.leased_bytes + nbytes
+                if idle > whole.peak_idle_bytes:
+                    whole.peak_idle_bytes = idle
+                return slots
         if len(slots) != len(shelves) or not slots:
             self._end(back)
             return None
@@ -82,30 +105,18 @@ class Policy:
             if slot.loan is not back or slot.shelf is not shelves[i] or not slot.leased or slot.array is None:
                 self._end(back)
                 return None
-        if len(slots) > 1 or requested[0] != slots[0].requested:
-            # As if they had come back first, so that no peak is noted that never was.
-            for slot in slots:
-                for tally in (slot.shelf.tally, self.tally):
-                    tally.leased_count -= 1
-                    tally.leased_bytes -= slot.shelf.nbytes
-                    tally.requested_bytes -= slot.requested
-                    idle = tally.reserved_bytes - tally.leased_bytes
-                    if idle > tally.peak_idle_bytes:
-                        tally.peak_idle_bytes = idle
-            loan.slots = slots
-            for i, slot in enumerate(slots):
-                self._lend(slot, requested[i], loan, 1)
-            return slots
-        slot, shelf = slots[0], shelves[0]
-        loan.slots, slot.loan = slots, loan
-        shelf.tally.hit_count += 1
-        if loan.lands:
-            shelf.tally.write_count += 1
-            shelf.tally.written_bytes += slot.requested
-        for tally in (shelf.tally, self.tally):
-            idle = tally.reserved_bytes - tally.leased_bytes + shelf.nbytes
-            if idle > tally.peak_idle_bytes:
-                tally.peak_idle_bytes = idle
+        # As if they had come back first, so that no peak is noted that never was.
+        for slot in slots:
+            for tally in (slot.shelf.tally, self.tally):
+                tally.leased_count -= 1
+                tally.leased_bytes -= slot.shelf.nbytes
+                tally.requested_bytes -= slot.requested
+                idle = tally.reserved_bytes - tally.leased_bytes
+                if idle > tally.peak_idle_bytes:
+                    tally.peak_idle_bytes = idle
+        loan.slots = slots
+        for i, slot in enumerate(slots):
+            self._lend(slot, requested[i], loan, 1)
         return slots
 
     def _lend(self, slot: Slot, requested: int, loan: Loan, hits: int) -> None:
