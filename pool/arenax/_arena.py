@@ -103,7 +103,8 @@ class Arena(Policy):
         if isinstance(outcome, Waiter):
             return self._wait(outcome)
         slots, doomed = outcome
-        self._drop(doomed)  # Before new buffers are made.
+        for slot in doomed:  # Before new buffers are made.
+            slot.drop_buffer()
         self._make([s for s in slots if s.array is None])
         if not self._warned_of_spill and any(s.spilled for s in slots):
             self._warned_of_spill = True
@@ -161,7 +162,8 @@ class Arena(Policy):
             array = slot.array
             arrays.append(array)
             if slot.spilled:  # Its buffer is the borrower's alone, and is freed when he drops it.
-                slot.loan = slot.array = slot.view = None
+                slot.loan = None
+                slot.drop_buffer()
                 continue
             slot.array = slot.handle([array])
             loan = slot.loan = Loan(array, give_back)
@@ -251,7 +253,8 @@ class Arena(Policy):
                 shelf.slots, shelf.free = set(), deque()
                 self._forget(shelf.tally)
             self._forget(self.tally)
-        self._drop(idle)
+        for slot in idle:
+            slot.drop_buffer()
 
     def check(self) -> None:
         """Verifies the invariants that `Policy` states; sweeps lost loans first.
@@ -264,11 +267,6 @@ class Arena(Policy):
             self._sweep(self.shelves.values())
             self._settle()
             verify(self)
-
-    def _drop(self, slots: Sequence[Slot]) -> None:
-        """Frees the buffers of slots that left the pool; an old lease or step may still refer to the slot itself."""
-        for slot in slots:
-            slot.array = slot.view = None
 
     def _make(self, slots: Sequence[Slot]) -> None:
         """Gives empty slots, on loan to the caller, their buffers."""

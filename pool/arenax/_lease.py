@@ -188,7 +188,7 @@ class Lease:
             self._released = True
             self._holder = None
             if self._slot.spilled:
-                drop_spilled(self._slot)
+                self._slot.drop_buffer()
 
     def detach(self) -> jax.Array:
         """Takes the array out of the pool for good and returns it; a new buffer takes its slot's place.
@@ -279,16 +279,3 @@ def _start(at: Any) -> tuple[int, ...]:
         return tuple(operator.index(i) for i in at)
     except TypeError:
         raise TypeError(f"at must be a tuple of integers, the start on each axis, got {at!r}") from None
-
-
-def drop_spilled(slot: Slot) -> None:
-    """Frees a buffer outside the pool at the end of its loan, also where somebody keeps the lease or the step."""
-    slot.array = slot.view = None
-
-
-def first_operation(arena: Arena, landing: Landing, slot: Slot, operation: Callable[[Slot], None] | None) -> None:
-    """Readies a slot just checked out: one that its last borrower donated away or failed to compute is replaced."""
-    if not landing.is_whole(slot):
-        arena.replace(slot)
-    if operation is not None:
-        operation(slot)

@@ -90,6 +90,10 @@ class Slot:
         """The slot's shape and dtype."""
         return self.shelf.size_class
 
+    def drop_buffer(self) -> None:
+        """Frees the buffer of a slot that is out of the pool; an old lease or step may still refer to the slot."""
+        self.array = self.view = None
+
 
 @attrs.define(eq=False)
 class Shelf:

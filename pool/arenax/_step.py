@@ -9,7 +9,6 @@ import numpy as np
 
 from ._batch import Planner
 from ._compiles import Watch
-from ._lease import drop_spilled, first_operation
 from ._request import SizeClass, as_array, canonical_dtype, exact_shape, scalar_of
 from ._slot import Holder, Loan, Slot
 
@@ -70,7 +69,7 @@ class Step:
             for loan in self._loans:
                 for slot in loan.slots:
                     if slot.spilled:
-                        drop_spilled(slot)
+                        slot.drop_buffer()
 
     def put(self, batch: Any, with_sizes: bool = False) -> Any:
         """Lands a batch, as `BufferPool.put` does; its arrays go back when the step ends.
@@ -201,7 +200,10 @@ class Step:
             with self._lock:
                 if self._state != "open":
                     self._refuse("a landing")
-                first_operation(arena, self._pool.landing, slot, finish)
+                if not self._pool.landing.is_whole(slot):  # Its last borrower donated it away, or failed to compute it.
+                    arena.replace(slot)
+                if finish is not None:
+                    finish(slot)
                 self._loans.append(loan)
                 self._holders.append(holder)
                 return slot.array

@@ -1,19 +1,18 @@
 """`arenax bench`: times the pool against its rivals, in turn in one run, and says where it is slower."""
 
 import argparse
-import re
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ._arguments import at_least, new_file, seconds, size
 
 if TYPE_CHECKING:
     from ._bench_clock import Clock
     from ._bench_table import Table
 
 KIB, MIB = 2**10, 2**20
-UNITS = {"": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": 2**30}
 SIZES = [4 * KIB * 4**i for i in range(9)]
 QUICK_MAX = 4 * MIB
 
@@ -23,17 +22,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     benches = parser.add_subparsers(dest="bench", required=True, metavar="BENCH")
     for name, (summary, declare, _) in BENCHES.items():
         bench = benches.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
-        bench.add_argument("--json", type=_new_file(".json"), metavar="FILE", help="also write every figure here")
+        bench.add_argument("--json", type=new_file(".json"), metavar="FILE", help="also write every figure here")
         bench.add_argument(
             "--plot",
-            type=_new_file(".png", ".svg", ".pdf"),
+            type=new_file(".png", ".svg", ".pdf"),
             metavar="FILE",
             help="also draw a chart: .png, .svg or .pdf",
         )
-        bench.add_argument("--rounds", type=_at_least(1), help="samples of each form (default: by how long it takes)")
+        bench.add_argument("--rounds", type=at_least(1), help="samples of each form (default: by how long it takes)")
         bench.add_argument(
             "--seconds",
-            type=_seconds,
+            type=seconds,
             default=240.0 if name == "device" else None,
             help="take no more samples than are needed after so long"
             + (" (default: 240)" if name == "device" else " (default: no limit)"),
@@ -45,39 +44,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _put_arguments(bench: argparse.ArgumentParser) -> None:
     _sizes(bench, SIZES, "sizes of the leaf")
-    bench.add_argument("--max", type=_size(4), metavar="SIZE", help="leave out larger sizes, such as 64MiB")
+    bench.add_argument("--max", type=size(4), metavar="SIZE", help="leave out larger sizes, such as 64MiB")
 
 
 def _lease_arguments(bench: argparse.ArgumentParser) -> None:
     _sizes(bench, [256 * KIB, 16 * MIB, 256 * MIB], "sizes of the slots that are written into", 4 * KIB, 16 * MIB)
-    bench.add_argument("--slots", type=_at_least(10), help="how many slots are many (default: 100000)")
+    bench.add_argument("--slots", type=at_least(10), help="how many slots are many (default: 100000)")
     bench.add_argument(
-        "--threads", nargs="+", type=_at_least(1), default=[1, 2, 4, 8], help="numbers of threads (default: 1 2 4 8)"
+        "--threads", nargs="+", type=at_least(1), default=[1, 2, 4, 8], help="numbers of threads (default: 1 2 4 8)"
     )
 
 
 def _tree_arguments(bench: argparse.ArgumentParser) -> None:
     bench.add_argument(
-        "--leaves", nargs="+", type=_at_least(1), default=[1, 4, 12, 50], help="leaves of a batch (default: 1 4 12 50)"
+        "--leaves", nargs="+", type=at_least(1), default=[1, 4, 12, 50], help="leaves of a batch (default: 1 4 12 50)"
     )
-    bench.add_argument("--leaf", type=_size(4), default=4 * KIB, metavar="SIZE", help="size of each (default: 4KiB)")
+    bench.add_argument("--leaf", type=size(4), default=4 * KIB, metavar="SIZE", help="size of each (default: 4KiB)")
 
 
 def _device_arguments(bench: argparse.ArgumentParser) -> None:
     _sizes(bench, SIZES, "sizes of the leaf")
-    bench.add_argument("--max", type=_size(4), metavar="SIZE", help="leave out larger sizes, such as 64MiB")
+    bench.add_argument("--max", type=size(4), metavar="SIZE", help="leave out larger sizes, such as 64MiB")
     bench.add_argument(
         "--chunks",
         nargs="+",
-        type=_size(16),
+        type=size(16),
         default=[256 * KIB, MIB, 4 * MIB, 16 * MIB],
         metavar="SIZE",
         help="chunks of the ring (default: 256KiB 1MiB 4MiB 16MiB)",
     )
     bench.add_argument(
-        "--ring", type=_size(4), metavar="SIZE", help="the leaf that goes through these rings (default: 64MiB)"
+        "--ring", type=size(4), metavar="SIZE", help="the leaf that goes through these rings (default: 64MiB)"
     )
-    bench.add_argument("--steps", type=_at_least(1), help="steps in which addresses are watched (default: 10000)")
+    bench.add_argument("--steps", type=at_least(1), help="steps in which addresses are watched (default: 10000)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -201,63 +200,8 @@ def _sizes(
     bench.add_argument(
         "--sizes",
         nargs="+",
-        type=_size(least),
+        type=size(least),
         metavar="SIZE",
         help=f"{what}, such as 4KiB 1MiB (default: {from_} to {to})",
     )
     bench.set_defaults(default_sizes=default, quick_max=quick)
-
-
-def _size(least: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        match = re.fullmatch(r"\s*(\d+)\s*([A-Za-z]*)\s*", text)
-        if match is None or match[2].lower() not in UNITS:
-            raise argparse.ArgumentTypeError(f"must be a size such as 4096, 64KiB or 1MiB, got {text!r}")
-        nbytes = int(match[1]) * UNITS[match[2].lower()]
-        if nbytes < least or nbytes % 4:
-            raise argparse.ArgumentTypeError(f"must be at least {least} bytes and a multiple of 4, got {text!r}")
-        return nbytes
-
-    return parse
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"must be an integer, got {text!r}") from None
-        if value < least:
-            raise argparse.ArgumentTypeError(f"must be at least {least}, got {value}")
-        return value
-
-    return parse
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds, got {text!r}") from None
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be above 0 and finite, got {text}")
-    return value
-
-
-def _new_file(*suffixes: str) -> Callable[[str], Path]:
-    def parse(text: str) -> Path:
-        path = Path(text)
-        if path.suffix.lower() not in suffixes:
-            raise argparse.ArgumentTypeError(f"must end with {' or '.join(suffixes)}, got {text!r}")
-        there = path.exists()
-        try:
-            # Permissions alone do not tell: a file system may be read-only.
-            with path.open("ab"):
-                pass
-            if not there:
-                path.unlink()
-        except OSError as e:
-            raise argparse.ArgumentTypeError(f"must be a file that can be written: {e.strerror}: {text!r}") from None
-        return path
-
-    return parse

@@ -15,6 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ._arguments import at_least, new_file
+
 if TYPE_CHECKING:
     from ._demo_run import Run
 
@@ -26,12 +28,12 @@ TOLERANCE = 1e-3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of ``arenax demo``."""
-    parser.add_argument("--steps", type=_at_least(1), default=150, help="training steps of each run (default: 150)")
-    parser.add_argument("--seed", type=_at_least(0), default=0, help="of the text and the parameters (default: 0)")
+    parser.add_argument("--steps", type=at_least(1), default=150, help="training steps of each run (default: 150)")
+    parser.add_argument("--seed", type=at_least(0), default=0, help="of the text and the parameters (default: 0)")
     parser.add_argument(
-        "--png", type=_new_file(".png"), default=Path("arenax-demo.png"), help="the picture (default: arenax-demo.png)"
+        "--png", type=new_file(".png"), default=Path("arenax-demo.png"), help="the picture (default: arenax-demo.png)"
     )
-    parser.add_argument("--json", type=_new_file(".json"), help="also write everything that was measured here")
+    parser.add_argument("--json", type=new_file(".json"), help="also write everything that was measured here")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -178,28 +180,3 @@ def environment(measured: "Run") -> dict[str, Any]:
 def _fail(message: str) -> int:
     print(f"arenax demo: {message}", file=sys.stderr)
     return 1
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"must be an integer, got {text!r}") from None
-        if value < least:
-            raise argparse.ArgumentTypeError(f"must be at least {least}, got {value}")
-        return value
-
-    return parse
-
-
-def _new_file(suffix: str) -> Callable[[str], Path]:
-    def parse(text: str) -> Path:
-        path = Path(text)
-        if path.suffix.lower() != suffix:
-            raise argparse.ArgumentTypeError(f"must end with {suffix}, got {text!r}")
-        if path.is_dir() or not path.parent.is_dir():
-            raise argparse.ArgumentTypeError(f"must be a file in a folder that exists, got {text!r}")
-        return path
-
-    return parse

@@ -19,6 +19,7 @@ import numpy as np
 import arenax
 from arenax.testing import FakeDevice
 
+from ._arguments import at_least, new_file, seconds
 from ._soak_leases import add
 from ._soak_ledger import Ledger
 from ._soak_report import Failure, Report
@@ -33,12 +34,10 @@ Progress = Callable[[str, float, int], None]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``arenax stress``."""
-    parser.add_argument("--seconds", type=_positive_float, default=10.0, help="how long (default 10)")
+    parser.add_argument("--seconds", type=seconds, default=10.0, help="how long (default 10)")
     parser.add_argument("--seed", type=int, default=None, help="repeats a run (default: a new one)")
-    parser.add_argument(
-        "--threads", type=_positive_int, default=2, help="threads that use the pool at once (default 2)"
-    )
-    parser.add_argument("--classes", type=_positive_int, default=6, help="kinds of array in play (default 6)")
+    parser.add_argument("--threads", type=at_least(1), default=2, help="threads that use the pool at once (default 2)")
+    parser.add_argument("--classes", type=at_least(1), default=6, help="kinds of array in play (default 6)")
     parser.add_argument(
         "--budget",
         type=_budget,
@@ -55,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=(),
         help="operations to leave out, to narrow down",
     )
-    parser.add_argument("--operations", type=_positive_int, help="stop each thread after so many, in each mode")
-    parser.add_argument("--json", metavar="FILE", help="write the report to this file as well")
+    parser.add_argument("--operations", type=at_least(1), help="stop each thread after so many, in each mode")
+    parser.add_argument("--json", type=new_file(".json"), metavar="FILE", help="write the report to this file as well")
 
 
 def _budget(text: str) -> str:
@@ -319,17 +318,3 @@ def _bar(console: "object", seconds: float) -> Generator[Progress | None, None, 
             bar.update(task, description=mode, completed=min(elapsed, seconds), done=done)
 
         yield update
-
-
-def _positive_int(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
-    return value
-
-
-def _positive_float(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be above 0 and finite, got {text}")
-    return value

@@ -39,7 +39,7 @@ def test_help_names_every_command(capsys):
         (["--steps", "many"], "argument --steps: must be an integer, got 'many'"),
         (["--seed", "-1"], "argument --seed: must be at least 0, got -1"),
         (["--png", "picture.gif"], "argument --png: must end with .png, got 'picture.gif'"),
-        (["--png", "no/such/folder/x.png"], "argument --png: must be a file in a folder that exists"),
+        (["--png", "no/such/folder/x.png"], "argument --png: must be a file that can be written: No such file"),
         (["--json", "x.txt"], "argument --json: must end with .json, got 'x.txt'"),
     ],
 )
