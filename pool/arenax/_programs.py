@@ -16,6 +16,7 @@ from ._compiles import CompileCounter
 from ._private import CPP_CALL
 
 _config: Any = jax.config
+_debug_nans, _debug_infs = jax.debug_nans, jax.debug_infs
 Program = Callable[..., Any]
 WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
 
@@ -23,14 +24,19 @@ WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
 def run(program: Program, *args: Any) -> Any:
     """Calls a compiled program, whatever debugging switches are on.
 
-    Reading the flags costs a fraction of a microsecond, entering the contexts ten, so they are entered only where a
-    flag is set.
+    Reading a flag costs a fraction of a microsecond, entering the contexts ten, so they are entered only where a flag
+    is set.
     """
-    if jax.debug_nans.value or jax.debug_infs.value or _config.jax_disable_jit:
-        with undisturbed():
-            return program(*args)
-    call = getattr(program, CPP_CALL, None) or program
-    return call(*args)
+    if not _debug_nans.value and not _debug_infs.value:
+        call = getattr(program, CPP_CALL, None) or program
+        try:
+            return call(*args)
+        except ValueError:
+            # Under `disable_jit` a compiled program refuses before it does anything: that flag need not be read.
+            if not _config.jax_disable_jit:
+                raise
+    with undisturbed():
+        return program(*args)
 
 
 def run_with_host(program: Program, *args: Any) -> Any:

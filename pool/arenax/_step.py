@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from ._batch import Planner
-from ._compiles import Watch
+from ._compiles import Watched, active
 from ._request import SizeClass, as_array, canonical_dtype, exact_shape, scalar_of
 from ._slot import Holder, Loan, Slot
 
@@ -24,7 +24,7 @@ class StepHolder(Holder):
     kind = "Step"
 
 
-class Step:
+class Step(Watched):
     """Draws arrays that go back to the pool, all at once, when the scope ends; made by `BufferPool.step`.
 
     The arrays may be passed to jitted functions as any others. They must not be read after the scope: the next landing
@@ -43,7 +43,7 @@ class Step:
         66.0
     """
 
-    __slots__ = ("__weakref__", "_holders", "_loans", "_lock", "_pool", "_state", "_watch")
+    __slots__ = ("__weakref__", "_holders", "_loans", "_lock", "_pool", "_state")
 
     def __init__(self, pool: "BufferPool") -> None:
         self._pool = pool
@@ -58,11 +58,12 @@ class Step:
         if self._state != "new":
             raise RuntimeError(f"a step is entered once, and this one is {self._state}: call pool.step() each time")
         self._state = "open"
-        self._watch = Watch(self._pool.compile_counter)
+        self._counter = self._pool.compile_counter
+        active.watches.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._watch.end()
+        self._end_watch()
         with self._lock:  # Waits for a landing that another thread has begun in this step.
             self._state = "over"
             self._holders.clear()
