@@ -22,14 +22,16 @@ class Feed:
     Attributes:
         pool: Where batches land.
         with_sizes: Whether batches come with their sizes.
+        site: The file and the line that asked for the batches.
         token: Marks the batches of this consumer, and ends a wait for a slot.
         closed: Whether the consumer wants no more. Set once.
         awaited: Whether somebody waits in `close` for the thread to end.
     """
 
-    def __init__(self, pool: BufferPool, size: int, with_sizes: bool) -> None:
+    def __init__(self, pool: BufferPool, size: int, with_sizes: bool, site: tuple[str, int]) -> None:
         self.pool = pool
         self.with_sizes = with_sizes
+        self.site = site
         self.token = CancelToken()
         self.closed = False
         self.awaited = False

@@ -8,6 +8,7 @@ from typing import Any, Self
 import jax
 
 from arenax import BufferPool
+from arenax._call_site import caller, work_for
 
 from ._feed import Feed
 
@@ -67,7 +68,7 @@ def prefetch(iterable: Iterable[Any], pool: BufferPool, size: int = 2, with_size
         raise TypeError(f"size must be an integer, got {size!r}")
     if size < 1:
         raise ValueError(f"size must be at least 1, got {size}")
-    return Prefetcher(iterable, Feed(pool, size, with_sizes))
+    return Prefetcher(iterable, Feed(pool, size, with_sizes, caller()))
 
 
 class Prefetcher(Iterator[Any]):
@@ -138,6 +139,7 @@ def _land_ahead(feed: Feed, iterable: Iterable[Any], x64: bool) -> None:
     iterator: Any = None
     error: BaseException | None = None
     cleanup_error: BaseException | None = None
+    work_for(feed.site)
     with jax.enable_x64(x64):
         try:
             iterator = iter(iterable)

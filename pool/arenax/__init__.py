@@ -9,6 +9,7 @@ from ._errors import PoolClosed as PoolClosed
 from ._errors import PoolExhausted as PoolExhausted
 from ._lease import Lease as Lease
 from ._masks import valid_mask as valid_mask
+from ._measure import Measure as Measure
 from ._pool import BufferPool as BufferPool
 from ._request import ArraySpec as ArraySpec
 from ._request import Ragged as Ragged
@@ -16,6 +17,7 @@ from ._request import SizeClass as SizeClass
 from ._size_classes import SizeClasses as SizeClasses
 from ._stats import Stats as Stats
 from ._step import Step as Step
+from ._trace import trace_leases as trace_leases
 from ._waiters import CancelToken as CancelToken
 
 __version__ = "0.1.0"

@@ -1,23 +1,30 @@
 """The arena: the slots of one device, lent by its policy under one lock."""
 
-import threading
 import time
 import warnings
+import weakref
+from _thread import get_ident
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from . import _refusals as refusals
-from ._call_site import caller
-from ._policy import Policy
+from . import _trace as trace  # pyright: ignore[reportPrivateUsage]
+from ._call_site import call_site, caller
+from ._mend import mend
+from ._policy import SteadyScope
 from ._request import SizeClass
+from ._section import Section
+from ._shortage import Shortage
 from ._slot import Holder, Loan, Shelf, Slot
 from ._verify import verify
 from ._waiters import CancelToken, Waiter
 
 # A wait is ended by a message, and this often looks whether an interrupt in another thread has swallowed it.
 LOOK_AGAIN_SECONDS = 1.0
+# A class that grows by so many times the slots of one draw, none of them free, gets a warning.
+CROWD = 64
 MODES = ("grow", "spill", "wait", "raise")
 
 
@@ -29,7 +36,7 @@ class Maker(Protocol):
         ...
 
 
-class Arena(Policy):
+class Arena(Shortage):
     """A policy that any thread may use: one lock around each decision, and outside it what takes time.
 
     Returns never take the lock: whoever ends a loan, a finalizer too, puts it into the queue of returns, and the next
@@ -39,29 +46,21 @@ class Arena(Policy):
     def __init__(self, maker: Maker, *, name: str, mode: str, budget: int | None, timeout: float | None) -> None:
         super().__init__(name, mode, budget, timeout)
         self._maker = maker
-        self._lock = threading.Lock()
+        self._section = Section(lambda: mend(self, self._clock), lambda: refusals.reentered(self))
         # Ends a loan: takes no lock, and may be called twice, late, and in a finalizer.
         self.give_back: Callable[[Loan], None] = self._returned.put
-        self._warned_of_spill = False
+        self._warned: set[object] = set()
 
     def shelf(self, size_class: SizeClass) -> Shelf:
         """Returns the shelf of a class, a new one where there is none."""
-        # Critical section.
-        with self._lock:
-            return self._shelf(size_class)
+        return self._section.run(self._shelf, size_class)
 
     def loan(self, holder: object, token: object = None, lands: bool = False) -> Loan:
         """Begins a loan to `holder`; its slots come back when it dies or by `give_back`."""
         loan = Loan(holder, self.give_back)
         loan.slots, loan.token, loan.since, loan.lands = [], token, time.monotonic(), lands
+        loan.site = call_site() if trace.enabled else None
         return loan
-
-    def abandon(self, loan: Loan, requested: Sequence[int]) -> None:
-        """Ends the loan of a checkout or landing that failed: nothing was written after all."""
-        # Critical section.
-        with self._lock:
-            self._count_writes(loan.slots, requested, -1)
-        self.give_back(loan)
 
     def _wake(self) -> None:
         """Has the waiter on duty look at the line again; takes no lock, as a finalizer may call it."""
@@ -82,45 +81,50 @@ class Arena(Policy):
         """
         if cancel is not None:
             cancel.bind(self._wake)
-        if self._lock.locked():
-            self._stand_back()
-        # Critical section.
-        with self._lock:
-            if self.closed:
-                raise refusals.closed(self)
-            back_count = self._returned.qsize()
-            if back_count == 1 and not self._line:
-                slots = self._pass_on(shelves, requested, loan)
-                if slots is not None:
-                    return slots
-            elif back_count or self._line:
-                self._settle()
-            if not self._line:
-                slots = self._take(shelves, requested, loan)
-                if slots is not None:
-                    return slots
-            outcome = self._decide(shelves, requested, loan, cancel)
+        # `Section.run` in longhand: two calls more would cost a fifth of a checkout.
+        section, me, slots, outcome = self._section, get_ident(), None, None
+        if section.lock.locked():
+            section.stand_back(me)
+        with section.lock:
+            was, section.inside = section.inside, me
+            try:
+                if was:
+                    section.mend()
+                if self.closed:
+                    raise refusals.closed(self)
+                back_count = self._returned.qsize()
+                if back_count == 1 and not self._line:
+                    slots = self._pass_on(shelves, requested, loan)
+                elif back_count or self._line:
+                    self._settle()
+                if slots is None and not self._line:
+                    slots = self._take(shelves, requested, loan)
+                if slots is None:
+                    outcome = self._decide(shelves, requested, loan, cancel)
+            except BaseException as e:
+                section.throw_out(e)
+                raise
+            section.inside = 0
+        if slots is not None:
+            return slots
+        assert outcome is not None
         if isinstance(outcome, Waiter):
             return self._wait(outcome)
         slots, doomed = outcome
         for slot in doomed:  # Before new buffers are made.
             slot.drop_buffer()
         self._make([s for s in slots if s.array is None])
-        if not self._warned_of_spill and any(s.spilled for s in slots):
-            self._warned_of_spill = True
-            warnings.warn_explicit(refusals.spill(self, shelves), RuntimeWarning, *caller())
+        if any(s.spilled for s in slots):
+            self._warn_once("spill", lambda: refusals.spill(self, shelves))
+        for shelf in {s.shelf for s in slots if not s.spilled}:
+            if len(shelf.slots) - shelf.reserved_count >= CROWD * len(slots) and not shelf.free:
+                self._warn_once(shelf, lambda shelf=shelf: refusals.crowded(self, shelf))
         return slots
 
-    def _stand_back(self) -> None:
-        """Lets whoever has the lock go on, rather than block on it at once.
-
-        A thread that blocks is given the lock before it has the GIL; whoever runs meanwhile blocks in turn, and from
-        then on each checkout costs two switches of threads (a lock convoy): four times as much with two threads.
-        """
-        for _ in range(100):
-            time.sleep(0)
-            if not self._lock.locked():
-                return
+    def _warn_once(self, about: object, message: Callable[[], str]) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
+            warnings.warn_explicit(message(), RuntimeWarning, *caller())
 
     def reserve(self, wanted: Counter[SizeClass]) -> None:
         """Makes that many more slots of each class, idle; all or none.
@@ -130,18 +134,7 @@ class Arena(Policy):
         """
         holder = Holder()
         loan = self.loan(holder)
-        # Critical section.
-        with self._lock:
-            if self.closed:
-                raise refusals.closed(self)
-            asked = sum(c.nbytes * n for c, n in wanted.items())
-            if self.budget is not None and self.tally.reserved_bytes + asked > self.budget:
-                raise refusals.over_budget(self, wanted, asked)
-            if self.steady_depth and asked:
-                raise refusals.unsteady(self, "creation", "reserve")
-            for size_class, count in wanted.items():
-                shelf = self._shelf(size_class)
-                loan.slots.extend(self._new_slot(shelf, loan) for _ in range(count))
+        self._section.run(self._reserve, wanted, loan)
         try:
             self._make(loan.slots)
         except BaseException:
@@ -157,6 +150,7 @@ class Arena(Policy):
         The slots keep a second handle on each buffer: a weak reference to the first tells when the caller dropped it.
         """
         give_back, now = self.give_back, time.monotonic()
+        site = call_site() if trace.enabled else None
         arrays: list[Any] = []
         for slot in slots:
             array = slot.array
@@ -166,8 +160,9 @@ class Arena(Policy):
                 slot.drop_buffer()
                 continue
             slot.array = slot.handle([array])
-            loan = slot.loan = Loan(array, give_back)
-            loan.slots, loan.token, loan.since, loan.lands = [slot], token, now, False
+            loan = Loan(array, give_back)
+            loan.slots, loan.token, loan.since, loan.site, loan.lands = [slot], token, now, site, False
+            slot.loan = loan  # Only now that it lists the slot: `mend` would take one that does not for a torn one.
         if self.closed:  # Nobody drains the returns any more: let go of the buffers with the arrays.
             for slot in slots:
                 loan, slot.loan = slot.loan, None
@@ -190,70 +185,41 @@ class Arena(Policy):
 
     def replace(self, slot: Slot) -> None:
         """Gives a slot whose buffer left the pool, or was lost, a new one."""
-        # Critical section.
-        with self._lock:
-            if self.steady_depth:
-                raise refusals.unsteady(
-                    self, "creation", f"a {slot.size_class} array was kept, detached or donated away"
-                )
+        self._section.run(self._refuse_where_steady, slot)
         self._make([slot])
+
+    def revive(self, slot: Slot) -> None:
+        """As `replace`, for a slot that its last borrower donated away or failed to compute."""
+        donated = slot.array is not None and slot.array.is_deleted()
+        self.replace(slot)
+        if donated:
+            self._warn_once("donated", lambda: refusals.donated(self, slot))
 
     def moved(self, slot: Slot, cause: str) -> None:
         """Counts a landing whose slot had moved; raises `NotSteady` where that is not allowed."""
-        # Critical section.
-        with self._lock:
-            self._count(slot.shelf, "copy_count")
-            if self.steady_depth:
-                raise refusals.unsteady(self, "copy", f"the slot of {slot.size_class} moved: {cause}")
+        self._section.run(self._count_copy, slot, cause)
 
     def wrote(self, slots: Sequence[Slot], requested: Sequence[int]) -> None:
         """Counts writes of that many bytes into the slots."""
-        # Critical section.
-        with self._lock:
-            self._count_writes(slots, requested)
+        self._section.run(self._count_writes, slots, requested)
 
     def settle(self, returns: Sequence[Loan] = ()) -> None:
         """Processes the given and all queued returns, and serves or refuses waiters."""
-        # Critical section.
-        with self._lock:
-            for loan in returns:
-                self._end(loan)
-            self._settle()
+        self._section.run(self._settle, returns)
 
     def snapshot(self, read: Callable[[], Any]) -> Any:
         """Calls `read` under the lock with all returns processed."""
-        # Critical section.
-        with self._lock:
-            self._settle()
-            return read()
+        return self._section.run(self._read, read)
 
-    def steady(self, change: int) -> None:
-        """Enters (1) or leaves (-1) a steady scope."""
-        with self._lock:
-            self.steady_depth += change
+    def begin_steady(self) -> SteadyScope:
+        """Begins a steady scope, which lasts until it is `over` or dropped."""
+        scope = SteadyScope()
+        self._section.run(self._add_steady, scope)
+        return scope
 
     def close(self) -> None:
         """Drops every slot and refuses every waiter. What is on loan stays valid, on its holder's account."""
-        # Critical section.
-        with self._lock:
-            self._settle()
-            self.closed = True
-            for waiter in self._line:
-                if not waiter.settled:
-                    waiter.refuse(refusals.closed(self))
-            if self._line:
-                self._returned.put(None)
-            idle: list[Slot] = []
-            for shelf in self.shelves.values():
-                idle.extend(shelf.free)
-                for slot in shelf.slots:
-                    loan, slot.loan = slot.loan, None
-                    if loan is not None:
-                        loan.slots = []
-                shelf.slots, shelf.free = set(), deque()
-                self._forget(shelf.tally)
-            self._forget(self.tally)
-        for slot in idle:
+        for slot in self._section.run(self._close):
             slot.drop_buffer()
 
     def check(self) -> None:
@@ -262,19 +228,16 @@ class Arena(Policy):
         Raises:
             AssertionError: Naming the invariant that is broken.
         """
-        # Critical section.
-        with self._lock:
-            self._sweep(self.shelves.values())
-            self._settle()
-            verify(self)
+        broken = self._section.run(self._verify)
+        if broken is not None:
+            raise AssertionError(broken)
 
     def _make(self, slots: Sequence[Slot]) -> None:
         """Gives empty slots, on loan to the caller, their buffers."""
         for slot in slots:
             self._maker.create(slot)
             if not slot.spilled:
-                with self._lock:
-                    self._count(slot.shelf, "creation_count")
+                self._section.run(self._count, slot.shelf, "creation_count")
 
     def _wait(self, waiter: Waiter) -> list[Slot]:
         """Blocks, without the lock, until the waiter is settled or its one deadline has passed.
@@ -290,18 +253,14 @@ class Arena(Policy):
                 try:
                     loan = inbox.get(timeout=min(left, LOOK_AGAIN_SECONDS))
                 except Empty:
-                    with self._lock:
-                        self._sweep(waiter.need)
-                        self._settle()
-                        if not waiter.settled and left <= LOOK_AGAIN_SECONDS and deadline is not None:
-                            waiter.refuse(refusals.timed_out(self, waiter.shelves))
+                    self._section.run(self._sweep, waiter.need)
+                    self.settle()
+                    if left <= LOOK_AGAIN_SECONDS and deadline is not None:
+                        self._section.run(self._time_out, waiter)
                 else:
                     self.settle([] if loan is None else [loan])
         finally:
-            with self._lock:
-                self._line.remove(waiter)
-                self._settle()
-                self._hand_over_duty()
+            self._section.run(self._leave_line, waiter)
         if waiter.error is not None:
             error, waiter.error = waiter.error, None
             try:
@@ -310,3 +269,49 @@ class Arena(Policy):
                 del error  # Or the error, its traceback and this frame would be a cycle, and keep the caller's leases.
         assert waiter.slots is not None
         return waiter.slots
+
+    # What follows runs in the critical section.
+
+    def _refuse_where_steady(self, slot: Slot) -> None:
+        if self.is_steady:
+            what = f"a {slot.size_class} array was kept, detached or donated away"
+            raise refusals.unsteady(self, "creation", what)
+
+    def _count_copy(self, slot: Slot, cause: str) -> None:
+        self._count(slot.shelf, "copy_count")
+        if self.is_steady:
+            raise refusals.unsteady(self, "copy", f"the slot of {slot.size_class} moved: {cause}")
+
+    def _add_steady(self, scope: SteadyScope) -> None:
+        self._steady_scopes[:] = [ref for ref in self._steady_scopes if ref() is not None]
+        self._steady_scopes.append(weakref.ref(scope))
+
+    def _read(self, read: Callable[[], Any]) -> Any:
+        self._settle()
+        return read()
+
+    def _verify(self) -> str | None:
+        self._sweep(self.shelves.values())
+        self._settle()
+        return verify(self)
+
+    def _close(self) -> list[Slot]:
+        """Returns the idle slots, whose buffers are to be freed."""
+        self._settle()
+        self.closed = True
+        for waiter in self._line:
+            if not waiter.settled:
+                waiter.refuse(refusals.closed(self))
+        if self._line:
+            self._returned.put(None)
+        idle: list[Slot] = []
+        for shelf in self.shelves.values():
+            idle.extend(shelf.free)
+            for slot in shelf.slots:
+                loan, slot.loan = slot.loan, None
+                if loan is not None:
+                    loan.slots = []
+            shelf.slots, shelf.free = set(), deque()
+            self._forget(shelf.tally)
+        self._forget(self.tally)
+        return idle

@@ -16,47 +16,35 @@ class _Active(threading.local):
     """The watches of this thread."""
 
     def __init__(self) -> None:
-        self.watches: list[Watched] = []
+        self.watches: list[Watch] = []
 
 
-active = _Active()
+_active = _Active()
 
 
-class Watched:
-    """A scope whose compiles are counted: those of the thread that has put it into its `active.watches`.
+class Watch:
+    """One scope, in the thread that began it, whose compiles are counted; it may be ended from any thread."""
 
-    Attributes:
-        _counter: What counts them, or None when the scope is over.
-    """
+    __slots__ = ("counter",)
 
-    __slots__ = ("_counter",)
+    def __init__(self, counter: "CompileCounter") -> None:
+        self.counter: CompileCounter | None = counter
+        _active.watches.append(self)
 
-    _counter: "CompileCounter | None"
-
-    def _end_watch(self) -> None:
-        """Counts no more; may be called in another thread than the one that began."""
-        self._counter = None
-        watches = active.watches
+    def end(self) -> None:
+        """Counts no more."""
+        self.counter = None
+        watches = _active.watches
         if watches and watches[-1] is self:
             watches.pop()
         else:  # Out of order, or another thread's, which drops it at its next compile.
             watches[:] = [w for w in watches if w is not self]
 
-
-class Watch(Watched):
-    """One such scope, begun at once; a context manager."""
-
-    __slots__ = ()
-
-    def __init__(self, counter: "CompileCounter") -> None:
-        self._counter = counter
-        active.watches.append(self)
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end_watch()
+        self.end()
 
 
 class CompileCounter:
@@ -86,10 +74,10 @@ class CompileCounter:
 
 def _on_event(event: str, duration_secs: float, **fields: Any) -> None:  # noqa: ARG001
     if event == _EVENT:
-        counters = [w._counter for w in active.watches]  # pyright: ignore[reportPrivateUsage]
-        active.watches[:] = [w for w, c in zip(active.watches, counters, strict=True) if c is not None]
-        for counter in {id(c): c for c in counters if c is not None}.values():
-            counter.add(str(fields.get("fun_name", "a program")))
+        _active.watches[:] = [w for w in _active.watches if w.counter is not None]
+        for counter in {id(w.counter): w.counter for w in _active.watches}.values():
+            if counter is not None:
+                counter.add(str(fields.get("fun_name", "a program")))
 
 
 _listening = threading.Lock()

@@ -20,7 +20,7 @@ from jax import lax
 from ._compiles import CompileCounter
 from ._copying import await_writers
 from ._errors import NotSteady
-from ._landing import Landing, Rag
+from ._landing import Landing, Rag, SlotLost
 from ._private import second_handle
 from ._programs import WIDE, Programs, run, run_with_host, undisturbed
 from ._request import SizeClass
@@ -159,10 +159,28 @@ class DonatedLanding(Landing):
         if any(isinstance(x, np.ndarray) for x in leaves):
             slot.array.block_until_ready()
 
+    def revoke(self, slots: Sequence[Slot]) -> None:
+        errors: list[Exception] = []
+        for slot in slots:
+            lent = slot.array
+            if lent is None or lent.is_deleted():
+                continue
+            try:
+                # One by one, as one that failed would spoil all that are donated with it; and by the programs that a
+                # lone value lands with, so that no more are compiled than there are classes.
+                program = self._programs.own(("take", slot.size_class), take_one, (struct(slot.size_class),), (0,))
+                self._replace(slot, run(program, lent))
+            except Exception as e:
+                errors.append(e)
+            if lent is not slot.array and not lent.is_deleted():
+                lent.delete()  # Donation became a copy. The view that is the cause keeps its memory.
+        if errors:
+            raise errors[0]
+
     def _refuse_broken(self, slot: Slot) -> None:
         """Raises where the last borrower donated the array away or failed to compute it, whose error would spread."""
         if not self.is_whole(slot):
-            raise RuntimeError(f"the buffer of a slot of {slot.size_class} is lost")
+            raise SlotLost(f"the buffer of a slot of {slot.size_class} is lost")
 
     def _source(self, slot: Slot, value: Any) -> Any:
         """A `jax.Array` brought to the slot's device, apart from the slot's own buffer; anything else as it is."""

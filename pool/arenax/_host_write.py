@@ -9,7 +9,7 @@ import numpy as np
 
 from ._copying import PARALLEL_BYTES, copy
 from ._donation import DonatedLanding, is_filled, struct, take, take_one
-from ._landing import Rag
+from ._landing import Rag, SlotLost
 from ._programs import Program, run
 from ._request import SizeClass
 from ._slot import Slot
@@ -41,10 +41,10 @@ class HostWrite(DonatedLanding):
         slot, value = slots[0], values[0]
         old = slot.array
         if old is None or old.is_deleted():  # XLA would refuse it too, with a line in the log each time.
-            raise RuntimeError(_LOST)
+            raise SlotLost(_LOST)
         # A failed array is found here, before the donation: its error would become that of all that land with it.
         if (slot.unproven or slot.writers) and not self.is_whole(slot):
-            raise RuntimeError(_LOST)
+            raise SlotLost(_LOST)
         array = slot.array = run(prepared, old)
         if array is old or array.unsafe_buffer_pointer() != slot.address:
             self._find_moved(slots, (old,))
@@ -59,9 +59,9 @@ class HostWrite(DonatedLanding):
         for slot in slots:
             old = slot.array
             if old is None or old.is_deleted():
-                raise RuntimeError(_LOST)
+                raise SlotLost(_LOST)
             if (slot.unproven or slot.writers) and not self.is_whole(slot):
-                raise RuntimeError(_LOST)
+                raise SlotLost(_LOST)
             olds.append(old)
         results = run(program, *olds)
         for slot, array in zip(slots, results, strict=True):

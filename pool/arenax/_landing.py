@@ -11,6 +11,10 @@ from ._request import SizeClass
 from ._slot import Slot
 
 
+class SlotLost(RuntimeError):
+    """A landing finds, before it does anything, that the last borrower donated the slot away or failed to compute it."""
+
+
 class Landing(ABC):
     """What the pool needs of a device. `arenax.testing.FakeDevice` is one without bytes.
 
@@ -58,6 +62,14 @@ class Landing(ABC):
     @abstractmethod
     def update(self, slot: Slot, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         """Replaces the contents by ``function(contents, *args)``."""
+
+    @abstractmethod
+    def revoke(self, slots: Sequence[Slot]) -> None:
+        """Deletes the arrays that were lent of these slots; the contents stay, in new arrays on the same memory.
+
+        A slot whose array was donated away or failed to be computed is left as it is. All are tried before the first
+        error goes on.
+        """
 
     @abstractmethod
     def is_whole(self, slot: Slot) -> bool:

@@ -2,15 +2,20 @@
 
 import contextlib
 import operator
+import sys
+import warnings
 from _thread import RLock  # What threading.RLock, a function, makes at several times the cost.
 from collections.abc import Callable, Generator
+from time import monotonic
 from typing import Any, Self
 
 import jax
 import numpy as np
 from jax.core import Tracer
 
+from . import _trace as trace  # pyright: ignore[reportPrivateUsage]
 from ._arena import Arena
+from ._call_site import call_site
 from ._errors import LeaseReleased, NotSteady, OutOfBounds
 from ._landing import Landing
 from ._request import SizeClass, as_array, canonical_dtype, is_castable, scalar_of
@@ -29,7 +34,22 @@ class Lease:
     """One checkout of one slot, made by `BufferPool.lease`; a context manager that returns it.
 
     Operations on one lease are serialised, and `release` waits for them. Each write donates the slot's array, so read
-    `array` again after it. A lease that is dropped comes back by itself.
+    `array` again after it.
+
+    A lease is in one of four states. Each call either does what the table says or raises and changes nothing::
+
+        state     array          write, append, fill, update  release        detach
+        open      read           busy, then open              released       busy, then detached
+        busy      read           RuntimeError                 RuntimeError   RuntimeError
+        released  LeaseReleased  LeaseReleased                LeaseReleased  LeaseReleased
+        detached  LeaseReleased  LeaseReleased                LeaseReleased  LeaseReleased
+
+    It is busy while an operation runs: to that operation itself, such as a function that `update` is tracing. Another
+    thread waits, and finds it open. An operation that raises leaves it open.
+
+    An open lease that is dropped comes back by itself, late, with a `ResourceWarning`, which names the line that made
+    the lease where that is known: see `trace_leases`. There is no warning once the pool is closed, as nobody waits for
+    the slot any more, nor at the exit of the interpreter.
 
     Example:
         >>> import arenax, numpy as np
@@ -43,29 +63,48 @@ class Lease:
          [0. 0.]]
     """
 
-    __slots__ = ("__weakref__", "_arena", "_busy", "_cursor", "_holder", "_landing", "_lock", "_released", "_slot")
+    __slots__ = (
+        "__weakref__",
+        "_arena",
+        "_busy",
+        "_cursor",
+        "_ended",
+        "_holder",
+        "_how",
+        "_landing",
+        "_lock",
+        "_site",
+        "_slot",
+    )
 
     def __init__(self, arena: Arena, landing: Landing, shelf: Shelf, fill: Any) -> None:
         """Checks a slot out and fills it, unless `fill` is None."""
         self._arena = arena
         self._landing = landing
         self._lock = RLock()
-        self._busy = self._released = False
+        self._busy = False
         self._cursor = 0
-        self._holder: Holder | None = LeaseHolder()
-        loan = arena.loan(self._holder)
+        # The line that made it, and after its end the one that ended it; None where it is not traced.
+        self._site = call_site() if next(trace.turns) else None
+        holder = LeaseHolder()
+        loan = arena.loan(holder)
         try:
             (slot,) = arena.checkout((shelf,), (shelf.nbytes,), loan)
             self._slot: Slot = slot
             if slot.spilled:
                 loan.slots = []  # The lease alone keeps the slot, and with it the buffer.
-            if not landing.is_whole(slot):  # Its last borrower donated it away, or failed to compute it.
-                arena.replace(slot)
+            array = slot.array
+            # Its last borrower donated it away, or failed to compute it. The first line alone is cheaper than the call.
+            if (array is None or array.is_deleted() or slot.unproven or slot.writers) and not landing.is_whole(slot):
+                arena.revive(slot)
             if fill is not None:
                 landing.fill(slot, fill)
         except BaseException:
             arena.give_back(loan)
             raise
+        # The lease has its slot as long as it has its holder: giving that up ends both, in one store, so that whatever
+        # strikes finds it on loan or returned, and one that is returned can touch no later tenant.
+        self._holder: Holder | None = holder
 
     @property
     def size_class(self) -> SizeClass:
@@ -95,7 +134,7 @@ class Lease:
     @property
     def released(self) -> bool:
         """Whether the slot was returned or detached."""
-        return self._released
+        return self._holder is None
 
     @property
     def array(self) -> jax.Array:
@@ -183,9 +222,11 @@ class Lease:
             LeaseReleased: Where it was returned before; nothing changes then.
         """
         with self._lock:
-            if self._released or self._busy:
+            if self._busy or self._holder is None:
                 self._may("release")
-            self._released = True
+            if self._site is not None:
+                self._site = call_site()
+            self._how, self._ended = "released", monotonic()
             self._holder = None
             if self._slot.spilled:
                 self._slot.drop_buffer()
@@ -198,7 +239,10 @@ class Lease:
         """
         with self._operation("detach"):
             array = self._arena.detach(self._slot)
-            self._released = True
+            if self._site is not None:
+                self._site = call_site()
+            self._ended = monotonic()
+            self._how = "detached"
             self._holder = None
             return array
 
@@ -207,12 +251,39 @@ class Lease:
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            if not self._released:
+            if self._holder is not None:
                 self.release()
 
+    def __del__(
+        self, is_exit: Callable[[], bool] = sys.is_finalizing, warn: Callable[..., None] = warnings.warn
+    ) -> None:
+        # Runs anywhere, also in a garbage collection while this very thread has the arena's lock: it takes none. The
+        # holder, dropped after this, returns the slot. What it calls is bound, as globals may be gone at the exit.
+        try:
+            if self._holder is None:
+                return
+        except AttributeError:  # It was never made in full.
+            return
+        if not self._arena.closed and not is_exit():
+            made = "to see where it was made, make it in `with arenax.trace_leases()`"
+            if self._site is not None:
+                made = f"it was made at {self._site}"
+            warn(
+                f"a lease of {self._slot.size_class} was dropped and not released, so that its slot comes back only "
+                f"now: use it in a `with`, or call release(); {made}",
+                ResourceWarning,
+                stacklevel=2,
+            )
+
     def __repr__(self) -> str:
-        state = "released" if self._released else "leased"
-        return f"<Lease of {self.size_class} on {self._landing.name}: {state}>"
+        return f"<Lease of {self.size_class} on {self._landing.name}: {self._end or 'leased'}>"
+
+    @property
+    def _end(self) -> str:
+        """How it ended, ``"released"`` or ``"detached"``; empty before."""
+        if self._holder is not None:
+            return ""
+        return self._how
 
     @contextlib.contextmanager
     def _operation(self, name: str) -> Generator[None]:
@@ -230,11 +301,17 @@ class Lease:
             raise RuntimeError(f"{name} was called inside another operation on the same lease of {self.size_class}")
 
     def _alive(self, name: str) -> None:
-        if self._released:
-            raise LeaseReleased(
-                f"{name} on a lease of {self.size_class} returned before: check out a new one",
-                size_class=str(self.size_class),
-            )
+        if self._holder is not None:
+            return
+        seconds = monotonic() - self._ended
+        where = "" if self._site is None else f" at {self._site}"
+        raise LeaseReleased(
+            f"{name} on a lease of {self.size_class} that was {self._end} {seconds:.3g} s ago{where}: "
+            "check out a new one",
+            size_class=str(self.size_class),
+            released_seconds=seconds,
+            call_site=self._site,
+        )
 
     def _checked(self, value: Any) -> Any:
         if isinstance(value, Tracer):

@@ -1,9 +1,11 @@
-"""The policy of an arena: who gets which slot, what is made, converted, spilled or waited for. No lock and no device.
+"""The policy of an arena: who gets which slot, and what a return does. No lock and no device.
 
-Every method runs under the arena's lock, is short, calls no user code, and leaves what takes time to its caller.
+Every method runs under the arena's lock, is short, calls no user code, and leaves what takes time to its caller. An
+exception may strike in any of them (a signal handler that raises): `_mend.mend` then rebuilds all that is derived.
 """
 
-from collections import Counter, deque
+import weakref
+from collections import deque
 from collections.abc import Iterable, Sequence
 from queue import Empty, SimpleQueue
 
@@ -11,7 +13,20 @@ from . import _refusals as refusals
 from ._request import SizeClass
 from ._slot import Loan, Shelf, Slot
 from ._stats import Tally
-from ._waiters import CancelToken, Waiter
+from ._waiters import Waiter
+
+
+class SteadyScope:
+    """One scope of `steady`; over when its end says so, or nobody has it any more.
+
+    Attributes:
+        over: Whether it has ended.
+    """
+
+    __slots__ = ("__weakref__", "over")
+
+    def __init__(self) -> None:
+        self.over = False
 
 
 class Policy:
@@ -28,11 +43,16 @@ class Policy:
         self.timeout = timeout
         self.tally = Tally()
         self.shelves: dict[SizeClass, Shelf] = {}
-        self.steady_depth = 0
+        self._steady_scopes: list[weakref.ref[SteadyScope]] = []
         self.closed = False
         self._returned: SimpleQueue[Loan | None] = SimpleQueue()
         self._line: deque[Waiter] = deque()
         self._clock = 0.0
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether some scope of `steady` is open."""
+        return any(scope is not None and not scope.over for scope in (ref() for ref in self._steady_scopes))
 
     def _shelf(self, size_class: SizeClass) -> Shelf:
         shelf = self.shelves.get(size_class)
@@ -138,11 +158,10 @@ class Policy:
             if now > tally.peak_requested_bytes:
                 tally.peak_requested_bytes = now
 
-    def _count_writes(self, slots: Sequence[Slot], requested: Sequence[int], sign: int = 1) -> None:
+    def _count_writes(self, slots: Sequence[Slot], requested: Sequence[int]) -> None:
         for slot, nbytes in zip(slots, requested, strict=False):
-            tally = slot.shelf.tally
-            tally.write_count += sign
-            tally.written_bytes += sign * nbytes
+            slot.shelf.tally.write_count += 1
+            slot.shelf.tally.written_bytes += nbytes
 
     def _end(self, loan: Loan) -> None:
         """Frees what is still on this very loan; any other tenant's slot is left alone."""
@@ -180,8 +199,10 @@ class Policy:
             tally.add_slot(shelf.nbytes)
         return slot
 
-    def _settle(self) -> None:
-        """Drains the returns, then serves in order each waiter for whose classes nobody waits before it."""
+    def _settle(self, returns: Sequence[Loan] = ()) -> None:
+        """Ends the given and all queued loans; serves in order each waiter for whose classes nobody waits before it."""
+        for loan in returns:
+            self._end(loan)
         returned = self._returned
         try:
             for _ in range(returned.qsize()):
@@ -224,112 +245,6 @@ class Policy:
             for loan in loans.values():
                 if loan() is None:
                     self._end(loan)
-
-    def _decide(
-        self, shelves: Sequence[Shelf], requested: Sequence[int], loan: Loan, cancel: CancelToken | None
-    ) -> Waiter | tuple[list[Slot], list[Slot]]:
-        """Some slot is not free: returns slots (some still empty) and slots to drop, or a waiter, or raises."""
-        need = Counter(shelves)
-        if self.mode in ("wait", "raise"):
-            return self._wait_or_raise(shelves, requested, loan, cancel, need)
-        # A sweep costs as much as there are slots, so it comes once in as many misses.
-        for shelf in need:
-            shelf.misses += 1
-        self._sweep(shelf for shelf in need if shelf.misses > shelf.sweep_after)
-        short = any(count > len(shelf.free) for shelf, count in need.items())
-        if self.steady_depth and short:
-            raise refusals.unsteady(self, *self._cause(need))
-        slots: list[Slot] = []
-        doomed: list[Slot] = []
-        hits: list[Shelf] = []
-        # Hits first: what this very batch needs must not be given up for its own next leaf.
-        found = [shelf.free.pop() if shelf.free else None for shelf in shelves]
-        for shelf, slot in zip(shelves, found, strict=True):
-            if slot is not None:
-                hits.append(shelf)
-            else:
-                slot = self._grow(shelf, loan, doomed)
-            slots.append(slot)
-        for shelf in hits:
-            self._count(shelf, "hit_count")
-        loan.slots = slots
-        for slot, nbytes in zip(slots, requested, strict=True):
-            if not slot.spilled:
-                self._lend(slot, nbytes, loan, 0)
-            elif loan.lands:
-                self._count_writes((slot,), (nbytes,))
-        return slots, doomed
-
-    def _grow(self, shelf: Shelf, loan: Loan, doomed: list[Slot]) -> Slot:
-        """A new slot within the budget, by conversion where need be, or else a spilled one."""
-        if self.mode == "grow" and self._give_up(shelf.nbytes, doomed, shelf):
-            return self._new_slot(shelf, loan)
-        self._count(shelf, "spill_count")
-        return Slot(shelf, loan=loan, spilled=True)
-
-    def _give_up(self, nbytes: int, doomed: list[Slot], wanted_by: Shelf) -> bool:
-        """Brings `nbytes` under the budget, giving up idle slots if they suffice; GreedyDual-Size chooses which.
-
-        The least priority goes first and raises the clock (Cao and Irani, "Cost-Aware WWW Proxy Caching Algorithms",
-        1997, with cost 1). A shelf's oldest return, on its left, has the least priority of the shelf.
-        """
-        if self.budget is None:
-            return True
-        excess = self.tally.reserved_bytes + nbytes - self.budget
-        if excess > sum(len(s.free) * s.nbytes for s in self.shelves.values()):
-            return False
-        if excess > 0:
-            self._count(wanted_by, "conversion_count")
-        while excess > 0:
-            shelf = min((s for s in self.shelves.values() if s.free and s.nbytes), key=lambda s: s.free[0].priority)
-            slot = shelf.free.popleft()
-            self._clock = slot.priority
-            self._remove(slot)
-            doomed.append(slot)
-            excess -= shelf.nbytes
-        return True
-
-    def _wait_or_raise(
-        self,
-        shelves: Sequence[Shelf],
-        requested: Sequence[int],
-        loan: Loan,
-        cancel: CancelToken | None,
-        need: Counter[Shelf],
-    ) -> Waiter | tuple[list[Slot], list[Slot]]:
-        barred = any(not w.settled and w.need.keys() & need.keys() for w in self._line)
-        slots = None if barred else self._take(shelves, requested, loan)
-        if slots is None and not barred:
-            self._sweep(need)
-            slots = self._take(shelves, requested, loan)
-        if slots is not None:
-            return slots, []
-        if self.mode == "raise":
-            raise refusals.exhausted(self, shelves, "")
-        if any(count > len(shelf.slots) for shelf, count in need.items()):
-            raise refusals.exhausted(
-                self, shelves, "no wait could end, since the pool has too few slots of that class in all"
-            )
-        waiter = Waiter(shelves, requested, loan, cancel)
-        for shelf in need:
-            shelf.tally.wait_count += 1
-        self.tally.wait_count += 1
-        self._line.append(waiter)
-        self._settle()
-        return waiter
-
-    def _cause(self, need: Counter[Shelf]) -> tuple[str, str]:
-        """What a shortage would lead to, for `NotSteady`."""
-        short = {shelf: count - len(shelf.free) for shelf, count in need.items() if count > len(shelf.free)}
-        what = ", ".join(f"{count} more {shelf.size_class}" for shelf, count in short.items())
-        if self.mode == "spill":
-            return "spill", what
-        asked = sum(shelf.nbytes * count for shelf, count in short.items())
-        if self.budget is None or self.tally.reserved_bytes + asked <= self.budget:
-            return "creation", what
-        idle = sum(max(len(s.free) - need[s], 0) * s.nbytes for s in self.shelves.values())
-        fits = self.tally.reserved_bytes + asked - idle <= self.budget
-        return ("conversion" if fits else "spill"), what
 
     def _count(self, shelf: Shelf, counter: str) -> None:
         setattr(shelf.tally, counter, getattr(shelf.tally, counter) + 1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ._call_site import call_site
 from ._errors import BudgetExceeded, NotSteady, PoolClosed, PoolExhausted, WaitTimeout
 from ._request import SizeClass
-from ._slot import Holder, Shelf
+from ._slot import Holder, Shelf, Slot
 from ._stats import human_bytes
 
 if TYPE_CHECKING:
@@ -18,6 +18,35 @@ if TYPE_CHECKING:
 def closed(policy: "Policy") -> PoolClosed:
     """The pool was closed."""
     return PoolClosed(f"pool {policy.name!r} is closed", pool=policy.name)
+
+
+def reentered(policy: "Policy") -> RuntimeError:
+    """The pool was called in the middle of its own bookkeeping."""
+    return RuntimeError(
+        f"pool {policy.name!r} was called in the middle of its own bookkeeping, by a signal handler or a finalizer "
+        "(__del__, a weak reference's callback) that Python ran just there: let that set a flag or fill a queue, and "
+        "call the pool from the code that reads it"
+    )
+
+
+def donated(policy: "Policy", slot: Slot) -> str:
+    """The one hint about arrays that their borrower donated away."""
+    return (
+        f"an array of {slot.size_class} that pool {policy.name!r} had lent was donated away, by a jitted function with "
+        "donate_argnums or the like, so its slot gets a new buffer. Doing so in a loop costs one a time, as without a "
+        "pool. To write it in place and keep its slot: lease.update; to own it: step.keep or lease.detach; else do not "
+        "donate it. This hint comes once"
+    )
+
+
+def crowded(policy: "Policy", shelf: Shelf) -> str:
+    """The one warning about a class that grows far past what one draw needs."""
+    return (
+        f"pool {policy.name!r} grows to {len(shelf.slots)} slots of {shelf.size_class}, all of them on loan. If you do "
+        "not hold so many, they are caught in reference cycles, and come back only when the garbage collector runs: "
+        "break the cycles, or hold the batches in a step. arenax.trace_leases() names the lines that drew them. This "
+        "warning comes once a class"
+    )
 
 
 def unsteady(policy: "Policy", cause: str, what: str) -> NotSteady:
@@ -66,9 +95,9 @@ def _shortage(policy: "Policy", shelves: Sequence[Shelf], why: str) -> str:
         for shelf, count in Counter(shelves).items()
     )
     idle = human_bytes(policy.tally.idle_bytes)
-    kinds, oldest = _holders(shelves)
+    kinds, oldest, _ = _holders(shelves)
     held = ", ".join(f"{count} by {kind}" for kind, count in kinds.items())
-    held = f" (held: {held}; the oldest for {oldest:.1f} s)" if kinds else ""
+    held = f" (held: {held}; the oldest: {', '.join(oldest)})" if kinds else ""
     return (
         f"pool {policy.name!r} has no free slot for {lines}{held}{why}; {idle} lie idle in all classes"
         f"{_remedy(policy, Counter(shelves))}"
@@ -92,24 +121,32 @@ def _remedy(policy: "Policy", need: Counter[Shelf]) -> str:
     return ". Drop arrays or release leases sooner, or reserve more slots"
 
 
-def _holders(shelves: Sequence[Shelf]) -> tuple[dict[str, int], float]:
-    """Counts the loans by the kind of their holder, and returns the age of the oldest in seconds."""
-    loans = [s.loan for shelf in dict.fromkeys(shelves) for s in list(shelf.slots) if s.loan is not None]
-    kinds = Counter(
-        holder.kind if isinstance(holder, Holder) else type(holder).__name__
-        for holder in (loan() for loan in loans)
-        if holder is not None
-    )
+def _holders(shelves: Sequence[Shelf]) -> tuple[dict[str, int], list[str], float]:
+    """Counts the loans by the kind of their holder, and describes the three oldest; also the age of the very oldest."""
+    slots = [slot for shelf in dict.fromkeys(shelves) for slot in list(shelf.slots)]
+    loans = {id(slot.loan): (slot.loan, slot.size_class) for slot in slots if slot.loan is not None}.values()
+    # A holder that is dead has nothing to answer for: its slots are on their way back.
+    alive = [(loan, size_class, _kind_of(holder)) for loan, size_class in loans if (holder := loan()) is not None]
     now = time.monotonic()
-    return dict(kinds), max((now - loan.since for loan in loans), default=0.0)
+    alive.sort(key=lambda held: held[0].since)
+    oldest = [
+        f"{kind} of {size_class} for {now - loan.since:.1f} s" + (f" from {loan.site}" if loan.site else "")
+        for loan, size_class, kind in alive[:3]
+    ]
+    return dict(Counter(kind for *_, kind in alive)), oldest, now - alive[0][0].since if alive else 0.0
+
+
+def _kind_of(holder: object) -> str:
+    return holder.kind if isinstance(holder, Holder) else type(holder).__name__
 
 
 def _figures(policy: "Policy", shelves: Sequence[Shelf]) -> dict[str, Any]:
     kinds = dict.fromkeys(shelves)
-    holders, oldest = _holders(shelves)
+    holders, oldest, seconds = _holders(shelves)
     return {
         "holders": holders,
-        "oldest_seconds": oldest,
+        "oldest": tuple(oldest),
+        "oldest_seconds": seconds,
         "pool": policy.name,
         "asked": ", ".join(str(s.size_class) for s in shelves),
         "leased_count": sum(s.tally.leased_count for s in kinds),

@@ -22,17 +22,19 @@ class Loan(weakref.ref[Any]):
         slots: The slots lent; some may be on another loan by now.
         token: The borrower's `CancelToken`, or None.
         since: When it began, by `time.monotonic`.
+        site: ``file:line`` of the code that drew it, where it is traced, else None.
         lands: Whether a value lands in each slot at once, which counts as a write.
 
     Weak references to a `jax.Array` cannot be hashed, and ``==`` compares elements: compare loans by ``is``.
     """
 
     # Filled by the arena that begins it: a Python `__init__` would double the cost of a loan.
-    __slots__ = ("lands", "since", "slots", "token")
+    __slots__ = ("lands", "since", "site", "slots", "token")
 
     slots: list["Slot"]
     token: object
     since: float
+    site: str | None
     lands: bool
 
 
@@ -106,6 +108,7 @@ class Shelf:
         free: Idle slots; the most recently returned is on the right and serves next.
         slots: All slots of the class, spilled ones left out.
         tally: The class's figures.
+        reserved_count: Slots that were reserved, and not made for want of one.
         misses: Checkouts that found no free slot since the last sweep.
         sweep_after: Misses until the next sweep: as many as there were slots at the last one.
     """
@@ -116,6 +119,7 @@ class Shelf:
     free: deque[Slot] = attrs.field(factory=deque)
     slots: set[Slot] = attrs.field(factory=set)
     tally: Tally = attrs.field(factory=Tally)
+    reserved_count: int = 0
     misses: int = 0
     sweep_after: int = 0
 

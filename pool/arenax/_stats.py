@@ -1,6 +1,7 @@
 """The figures of a pool: live tallies inside the arena, frozen snapshots for the user."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from operator import attrgetter, sub
 from typing import Any, Self
 
 import attrs
@@ -18,12 +19,16 @@ COUNTERS = (
     "written_bytes",
     "wait_count",
 )
-_TALLIED = (*GAUGES, *(f"peak_{g}" for g in GAUGES), *COUNTERS)
+PEAKS = tuple(f"peak_{g}" for g in GAUGES)
+_FIGURES = (*GAUGES, *PEAKS, *COUNTERS)
+_gauges_of, _peaks_of, _counters_of = attrgetter(*GAUGES), attrgetter(*PEAKS), attrgetter(*COUNTERS)
 
 
 @attrs.define(eq=False)
 class Tally:
     """Gauges, their peaks, and counters of one size class or one arena; changed only under the arena's lock.
+
+    The peaks are those since `restart_peaks`; what came before, a `Meter` remembers.
 
     An arena's own counters stay 0, since they are the sums over its classes, but for `wait_count`: one wait may be for
     several classes.
@@ -67,6 +72,24 @@ class Tally:
         """A slot that is not leased leaves."""
         self.slot_count -= 1
         self.reserved_bytes -= nbytes
+
+    def peaks(self) -> tuple[int, ...]:
+        """The highest of each gauge since `restart_peaks`, in the order of `GAUGES`."""
+        # Slots that `reserve` is still making lie idle before the peak of idle bytes is told of them.
+        return tuple(map(max, _gauges_of(self), _peaks_of(self)))
+
+    def restart_peaks(self) -> None:
+        """Has each peak begin anew, at its gauge."""
+        self.peak_reserved_bytes = self.reserved_bytes
+        self.peak_leased_bytes = self.leased_bytes
+        self.peak_requested_bytes = self.requested_bytes
+        self.peak_idle_bytes = self.idle_bytes
+        self.peak_slot_count = self.slot_count
+        self.peak_leased_count = self.leased_count
+
+    def counters(self) -> tuple[int, ...]:
+        """The counters, in the order of `COUNTERS`."""
+        return _counters_of(self)
 
 
 @attrs.frozen(kw_only=True)
@@ -129,15 +152,23 @@ class Stats:
     by_device: Mapping[str, "Stats"] = attrs.field(factory=dict)
 
     @classmethod
-    def of(cls, tally: Tally, **more: Any) -> Self:
-        """Freezes a tally."""
-        return cls(**{n: getattr(tally, n) for n in _TALLIED}, **more)
+    def of(cls, tally: Tally, peaks: Sequence[int], before: Sequence[int], **more: Any) -> Self:
+        """Freezes a tally: its gauges, the given peaks, and what its counters have gained over those given."""
+        figures = (*_gauges_of(tally), *peaks, *map(sub, _counters_of(tally), before))
+        return cls(**dict(zip(_FIGURES, figures, strict=True)), **more)
 
     @classmethod
-    def of_arena(cls, tally: Tally, by_class: Mapping[SizeClass, "Stats"], **more: Any) -> Self:
+    def of_arena(
+        cls,
+        tally: Tally,
+        peaks: Sequence[int],
+        before: Sequence[int],
+        by_class: Mapping[SizeClass, "Stats"],
+        **more: Any,
+    ) -> Self:
         """Freezes an arena's tally, its counters being the sums over its classes."""
         sums = {n: sum(getattr(s, n) for s in by_class.values()) for n in COUNTERS if n != "wait_count"}
-        return attrs.evolve(cls.of(tally, by_class=by_class, **more), **sums)
+        return attrs.evolve(cls.of(tally, peaks, before, by_class=by_class, **more), **sums)
 
     @property
     def internal_waste(self) -> float:

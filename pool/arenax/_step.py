@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from ._batch import Planner
-from ._compiles import Watched, active
+from ._compiles import Watch
 from ._request import SizeClass, as_array, canonical_dtype, exact_shape, scalar_of
 from ._slot import Holder, Loan, Slot
 
@@ -24,11 +24,12 @@ class StepHolder(Holder):
     kind = "Step"
 
 
-class Step(Watched):
+class Step:
     """Draws arrays that go back to the pool, all at once, when the scope ends; made by `BufferPool.step`.
 
     The arrays may be passed to jitted functions as any others. They must not be read after the scope: the next landing
-    in the slot deletes them. A result that is to outlive it must be another array, or be kept with `keep`.
+    in the slot deletes them, and a strict step does so as it ends. A result that is to outlive it must be another
+    array, or be kept with `keep`.
 
     Example:
         >>> import arenax, jax, numpy as np
@@ -43,10 +44,11 @@ class Step(Watched):
         66.0
     """
 
-    __slots__ = ("__weakref__", "_holders", "_loans", "_lock", "_pool", "_state")
+    __slots__ = ("__weakref__", "_holders", "_loans", "_lock", "_pool", "_state", "_strict", "_watch")
 
-    def __init__(self, pool: "BufferPool") -> None:
+    def __init__(self, pool: "BufferPool", strict: bool) -> None:
         self._pool = pool
+        self._strict = strict
         self._holders: list[Holder] = []
         self._loans: list[Loan] = []
         # Held while a landing goes on, so that the end of the step waits for it; not held in the checkout before it,
@@ -58,19 +60,22 @@ class Step(Watched):
         if self._state != "new":
             raise RuntimeError(f"a step is entered once, and this one is {self._state}: call pool.step() each time")
         self._state = "open"
-        self._counter = self._pool.compile_counter
-        active.watches.append(self)
+        self._watch = Watch(self._pool.compile_counter)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end_watch()
+        self._watch.end()
         with self._lock:  # Waits for a landing that another thread has begun in this step.
             self._state = "over"
-            self._holders.clear()
-            for loan in self._loans:
-                for slot in loan.slots:
-                    if slot.spilled:
-                        slot.drop_buffer()
+            try:
+                if self._strict:
+                    self._pool.landing.revoke([slot for loan in self._loans for slot in loan.slots])
+            finally:
+                self._holders.clear()
+                for loan in self._loans:
+                    for slot in loan.slots:
+                        if slot.spilled:
+                            slot.drop_buffer()
 
     def put(self, batch: Any, with_sizes: bool = False) -> Any:
         """Lands a batch, as `BufferPool.put` does; its arrays go back when the step ends.
@@ -185,7 +190,7 @@ class Step(Watched):
                     return slots[0].array
                 arrays = [slot.array for slot in slots]
         except BaseException:
-            arena.abandon(loan, requested)
+            arena.give_back(loan)
             raise
         return (plan.batch_of(arrays), plan.sizes_of(arrays)) if with_sizes else plan.batch_of(arrays)
 
@@ -202,7 +207,7 @@ class Step(Watched):
                 if self._state != "open":
                     self._refuse("a landing")
                 if not self._pool.landing.is_whole(slot):  # Its last borrower donated it away, or failed to compute it.
-                    arena.replace(slot)
+                    arena.revive(slot)
                 if finish is not None:
                     finish(slot)
                 self._loans.append(loan)

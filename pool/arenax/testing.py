@@ -1,4 +1,4 @@
-"""A fake device: the real pool and its policy without bytes, without compiles, in microseconds."""
+"""For tests: a fake device, on which the real pool runs without bytes or compiles, and failures on purpose."""
 
 import itertools
 import threading
@@ -9,7 +9,12 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ._landing import Landing, Rag
+from ._faults import PHASES as PHASES
+from ._faults import Fault as Fault
+from ._faults import fail as fail
+from ._interrupts import Interrupt as Interrupt
+from ._interrupts import interrupt as interrupt
+from ._landing import Landing, Rag, SlotLost
 from ._request import SizeClass
 from ._slot import Slot
 
@@ -22,12 +27,14 @@ class _Buffer:
 
     Attributes:
         address: Never used twice.
+        nbytes: Its size.
         values: The contents.
         generation: Raised by each donation; an array of an older one is deleted. Negative once the buffer is lost.
         exports: Views that are alive, and keep a donation from being in place.
     """
 
     address: int
+    nbytes: int
     values: np.ndarray[Any, Any]
     generation: int = 0
     exports: "weakref.WeakSet[Export]" = attrs.field(factory=weakref.WeakSet)
@@ -108,7 +115,6 @@ class FakeDevice(Landing):
     Attributes:
         create_count: Buffers made.
         land_count: Leaves landed.
-        bytes_in_use: Bytes of the buffers alive.
 
     Example:
         >>> import arenax
@@ -126,8 +132,14 @@ class FakeDevice(Landing):
         self.bytes_limit = bytes_limit
         self.create_count = 0
         self.land_count = 0
-        self.bytes_in_use = 0
+        self._buffers: weakref.WeakSet[_Buffer] = weakref.WeakSet()
         self._lock = threading.RLock()
+
+    @property
+    def bytes_in_use(self) -> int:
+        """Bytes of the buffers alive."""
+        # Summed up each time: an interrupt cannot make it wrong.
+        return sum(buffer.nbytes for buffer in list(self._buffers))
 
     def create(self, slot: Slot) -> None:
         size_class = slot.size_class
@@ -138,9 +150,8 @@ class FakeDevice(Landing):
                     f"RESOURCE_EXHAUSTED: out of memory while trying to allocate {nbytes} bytes on {self.name}"
                 )
             self.create_count += 1
-            self.bytes_in_use += nbytes
-        buffer = _Buffer(next(_addresses), _zeros(size_class))
-        weakref.finalize(buffer, self._free, nbytes).atexit = False
+        buffer = _Buffer(next(_addresses), nbytes, _zeros(size_class))
+        self._buffers.add(buffer)
         slot.array, slot.address = FakeArray(buffer, size_class), buffer.address
         slot.handle = _another
         slot.contents = (0, 0, np.zeros((), size_class.dtype).tobytes())
@@ -184,17 +195,29 @@ class FakeDevice(Landing):
         self._set(slot, result)
         slot.contents = None
 
+    def revoke(self, slots: Sequence[Slot]) -> None:
+        errors: list[Exception] = []
+        for slot in slots:
+            if self.is_whole(slot):
+                lent, contents = slot.array, slot.contents
+                try:
+                    self._donate(slot)
+                except Exception as e:
+                    errors.append(e)
+                slot.contents = contents
+                if lent is not slot.array and not lent.is_deleted():  # A view is alive, and keeps its values.
+                    lent.donate()
+        if errors:
+            raise errors[0]
+
     def is_whole(self, slot: Slot) -> bool:
         return slot.array is not None and not slot.array.is_deleted()
-
-    def _free(self, nbytes: int) -> None:
-        with self._lock:
-            self.bytes_in_use -= nbytes
 
     def _donate(self, slot: Slot) -> None:
         """A new array object on the same buffer, the old ones deleted; on a new buffer where a view is alive."""
         old: FakeArray = slot.array
-        old.block_until_ready()
+        if not self.is_whole(slot):
+            raise SlotLost(f"the array of a slot of {slot.size_class} was donated away")
         buffer = old._buffer  # pyright: ignore[reportPrivateUsage]
         if buffer.exports:
             values = buffer.values

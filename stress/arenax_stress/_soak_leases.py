@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from random import Random
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +34,14 @@ def _break(_: jax.Array) -> jax.Array:
 def add(total: jax.Array, x: jax.Array) -> jax.Array:
     """What all threads do to the ledger's `tally`."""
     return total + x
+
+
+def _with_part(
+    model: np.ndarray[Any, Any], where: tuple[slice, ...], value: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    result = model.copy()
+    result[where] = value
+    return result
 
 
 class LeaseHolder(Holder):
@@ -68,6 +77,7 @@ class LeaseHolder(Holder):
         return rng.choice(self._leases)
 
     def _written(self, rng: Random, held: HeldLease) -> None:
+        held.pending = None
         self._ledger.written(held)
         if rng.random() < 0.5:
             self._verify_lease(held)
@@ -90,9 +100,11 @@ class LeaseHolder(Holder):
                 pass
             else:
                 raise Wrong(f"a write out of bounds was accepted by {held.born}")
+        where = tuple(slice(i, i + n) for i, n in zip(at, part, strict=True))
+        held.pending = _with_part(held.model, where, value)
         held.lease.write(leaf.value, at=None if not any(at) else at)
         leaf.scribble()
-        held.model[tuple(slice(i, i + n) for i, n in zip(at, part, strict=True))] = value
+        held.model[where] = value
         self._written(rng, held)
 
     def _append(self, rng: Random) -> None:
@@ -103,10 +115,12 @@ class LeaseHolder(Holder):
         leaf = source(value, rng, 0.2)
         cursor, rows = held.lease.cursor, len(value)
         try:
+            held.pending = _with_part(held.model, (slice(cursor, cursor + rows),), value[: len(held.model) - cursor])
             held.lease.append(leaf.value)
         except arenax.OutOfBounds:
             if cursor + rows <= len(held.model):
                 raise
+            held.pending = np.ones_like(held.model)
             held.lease.fill(1)
             held.model[...] = 1
         else:
@@ -117,6 +131,7 @@ class LeaseHolder(Holder):
     def _fill(self, rng: Random) -> None:
         held = self._some_lease(rng)
         value = rng.choice((0, 1, 1, pattern(held.model.dtype, (), rng)[()]))
+        held.pending = np.full_like(held.model, value)
         held.lease.fill(value)
         held.model[...] = value
         self._written(rng, held)
@@ -131,11 +146,13 @@ class LeaseHolder(Holder):
             else:
                 raise Wrong("an update swallowed its function's exception")
         elif rng.random() < 0.5:
+            held.pending = np.array(np.flip(held.model))
             held.lease.update(_flip)
             held.model = np.array(np.flip(held.model))
         else:
             value = pattern(held.model.dtype, held.model.shape, rng)
             argument = value.copy() if rng.random() < 0.5 else jnp.array(value)
+            held.pending = value
             held.lease.update(_second, argument)
             if isinstance(argument, np.ndarray):
                 Source(None, argument).scribble()
@@ -174,7 +191,11 @@ class LeaseHolder(Holder):
         if self._leases:
             self._make_room(rng)
             held = self._leases.pop(rng.randrange(len(self._leases)))
-            array = held.lease.detach()
+            try:
+                array = held.lease.detach()
+            except BaseException:  # On purpose; the lease is dropped.
+                self._ledger.release(held.address)
+                raise
             self._hold(Held(array, held.model, f"detached {held.born}", held.address))
             self._verify(self._held[-1])
 

@@ -10,7 +10,8 @@ import numpy as np
 
 import arenax
 
-from ._soak_values import Kind
+from ._soak_faults import Faults
+from ._soak_values import Kind, difference
 
 
 class Wrong(Exception):
@@ -45,12 +46,14 @@ class HeldLease:
         model: The slot's values.
         born: Where it came from.
         address: Where its array lies, or None where it has no bytes.
+        pending: What the slot will hold if the operation under way succeeds, or None.
     """
 
     lease: arenax.Lease
     model: np.ndarray[Any, Any]
     born: str
     address: int | None = None
+    pending: np.ndarray[Any, Any] | None = None
 
 
 def address_of(array: Any) -> int:
@@ -71,6 +74,7 @@ class Ledger:
         offered: Arrays that one thread leaves to another.
         stop: Set when all should stop.
         counting: Held while `added` is raised.
+        faults: What fails on purpose, or None.
     """
 
     pool: arenax.BufferPool
@@ -80,6 +84,7 @@ class Ledger:
     stop: threading.Event
     added: int = 0
     counting: threading.Lock = attrs.field(factory=threading.Lock)
+    faults: Faults | None = None
     offered: deque[Held] = attrs.field(factory=deque)
     seen: "defaultdict[arenax.SizeClass, set[int]]" = attrs.field(factory=lambda: defaultdict(set))
     moves: Counter[arenax.SizeClass] = attrs.field(factory=Counter)
@@ -117,13 +122,33 @@ class Ledger:
             del self._owners[held.address]
             held.address = None
         held.address = self.claim(array, held.born, pooled=False)
-        copies = self.pool.stats().by_class[size_class].copy_count
+        copies = self.pool.stats().by_class[size_class].copy_count + self._uncounted()
         if moves > copies:
             raise Wrong(
                 f"the slot of {held.born}, {size_class}, moved to {address:#x}: {moves} moves of that class "
                 f"were seen, and the pool counts {copies} copies"
             )
         self._see(array, address)
+
+    def recover(self, held: HeldLease) -> None:
+        """After a failure on purpose a lease holds what it held, what it was to hold, or, in a new slot, zeros."""
+        array = held.lease.array
+        got = np.array(array.addressable_data(0))
+        candidates = [held.model, np.zeros_like(held.model)]
+        if held.pending is not None:
+            candidates.append(held.pending)
+        wrong = [difference(got, candidate) for candidate in candidates]
+        if all(wrong):
+            raise Wrong(f"after a failure on purpose {held.born}: {wrong[0]}")
+        held.model, held.pending = got, None
+        if held.address is not None and address_of(array) != held.address:
+            self.release(held.address)
+            held.address = None
+            held.address = self.claim(array, held.born)
+
+    def _uncounted(self) -> int:
+        """Events that a failure on purpose may have kept the pool from counting."""
+        return 0 if self.faults is None else self.faults.struck_count.total()
 
     def _see(self, array: Any, address: int) -> None:
         size_class = arenax.SizeClass(array.shape, array.dtype)
@@ -134,7 +159,7 @@ class Ledger:
             seen.add(address)
             count = len(seen)
         stats = self.pool.stats().by_class[size_class]
-        allowed = stats.creation_count + stats.copy_count + stats.spill_count
+        allowed = stats.creation_count + stats.copy_count + stats.spill_count + self._uncounted()
         if count > allowed:
             raise Wrong(
                 f"{count} addresses were seen in slots of {size_class}, and the pool counts {stats.creation_count} "

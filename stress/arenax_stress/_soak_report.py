@@ -42,10 +42,12 @@ class Report:
         threads: Threads that worked.
         classes: Kinds of array in play.
         budget: The budget asked for.
+        faults: Whether operations failed on purpose.
         seconds: Seconds that it took.
         kinds: Texts of the kinds of array.
         done_count: Operations by name.
         refused_count: Operations that the pool refused by design, by name.
+        struck_count: Operations that failed on purpose, by name.
         verified_bytes: Bytes read back and compared.
         verified_count: Arrays read back and compared.
         address_count: Distinct addresses of slots seen.
@@ -59,10 +61,12 @@ class Report:
     threads: int
     classes: int
     budget: str | None = None
+    faults: bool = False
     seconds: float = 0.0
     kinds: list[str] = attrs.field(factory=list)
     done_count: Counter[str] = attrs.field(factory=Counter)
     refused_count: Counter[str] = attrs.field(factory=Counter)
+    struck_count: Counter[str] = attrs.field(factory=Counter)
     verified_bytes: int = 0
     verified_count: int = 0
     address_count: int = 0
@@ -80,7 +84,8 @@ class Report:
     def replay(self) -> str:
         """The command that runs the same operations again."""
         budget = f" --budget {self.budget!r}" if self.budget else ""
-        return f"arenax stress --seed {self.seed} --threads {self.threads} --classes {self.classes}{budget}"
+        faults = " --faults" if self.faults else ""
+        return f"arenax stress --seed {self.seed} --threads {self.threads} --classes {self.classes}{budget}{faults}"
 
     def as_dict(self) -> dict[str, Any]:
         """Returns what `json.dump` takes."""
@@ -97,10 +102,14 @@ class Report:
         table = Table("operation", title=f"seed {self.seed}, {self.threads} threads, {self.seconds:.1f} s")
         table.add_column("done", justify="right")
         table.add_column("refused", justify="right")
-        for name in sorted({*self.done_count, *self.refused_count}):
-            table.add_row(name, f"{self.done_count[name]:,}", f"{self.refused_count[name]:,}")
+        columns = [self.done_count, self.refused_count]
+        if self.faults:
+            table.add_column("failed on purpose", justify="right")
+            columns.append(self.struck_count)
+        for name in sorted({name for column in columns for name in column}):
+            table.add_row(name, *(f"{column[name]:,}" for column in columns))
         table.add_section()
-        table.add_row("all", f"{self.done_count.total():,}", f"{self.refused_count.total():,}")
+        table.add_row("all", *(f"{column.total():,}" for column in columns))
         console.print(table)
         table = Table("pool", title="the pool's own figures, by on_exhausted")
         for mode in self.stats:

@@ -15,6 +15,7 @@ from jax import lax
 
 import arenax
 
+from ._soak_faults import Injected, InjectedInterrupt
 from ._soak_leases import LeaseHolder, Planned
 from ._soak_ledger import Held, Ledger, Wrong, address_of
 from ._soak_report import Failure
@@ -62,6 +63,7 @@ class Worker(LeaseHolder):
     Attributes:
         done_count: Operations by name.
         refused_count: Operations that the pool refused by design, by name.
+        struck_count: Operations that failed on purpose, by name.
         failure: What went wrong.
         name: The present operation.
     """
@@ -70,6 +72,7 @@ class Worker(LeaseHolder):
         super().__init__(ledger, thread, omit)
         self.done_count = Counter[str]()
         self.refused_count = Counter[str]()
+        self.struck_count = Counter[str]()
         self.failure: Failure | None = None
         self.name = ""
         self._prefix = (seed, mode, thread)
@@ -106,6 +109,9 @@ class Worker(LeaseHolder):
             # By number, not by one generator for all, so that an operation is the same whatever was refused before it.
             rng = Random("/".join(map(str, (*self._prefix, self.operation))))
             self.name = rng.choices(self._names, self._weights)[0]
+            faults = self._ledger.faults
+            if faults is not None and self.name != "add":  # The lease that is everybody's is no one thread's to model.
+                faults.arm(Random("/".join(map(str, (*self._prefix, self.operation, "fault")))))
             self._guard(self._operations[self.name], rng)
 
     def finish(self) -> None:
@@ -128,17 +134,33 @@ class Worker(LeaseHolder):
         self._stale.clear()
 
     def _guard(self, operation: Callable[[Random], None], rng: Random) -> None:
+        recovers = False
         try:
             operation(rng)
-            self.done_count[self.name] += 1
+            if operation != self._recover:
+                self.done_count[self.name] += 1
         except arenax.PoolExhausted:
             self.refused_count[self.name] += 1
+        except (Injected, InjectedInterrupt):
+            self.struck_count[self.name] += 1
+            # Without the exception, whose frames hold what the operation had drawn.
+            recovers = True
         except Exception as e:
             _, mode, thread = self._prefix
             what = str(e) if isinstance(e, Wrong) else f"{type(e).__name__}: {e}"
             details = "" if isinstance(e, Wrong) else traceback.format_exc(limit=-6)
             self.failure = self.failure or Failure(mode, thread, self.operation, self.name, what, details)
             self._ledger.stop.set()
+        finally:
+            if self._ledger.faults is not None:
+                self._ledger.faults.disarm()
+        if recovers:
+            self._guard(self._recover, rng)
+
+    def _recover(self, _: Random) -> None:
+        """Verifies all leases after a failure on purpose, and goes on from what they hold."""
+        for held in self._leases:
+            self._ledger.recover(held)
 
     def _put(self, rng: Random) -> None:
         self._make_room(rng)

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 import warnings
 from typing import Any
 
@@ -15,6 +16,8 @@ from arenax.testing import FakeDevice
 from .conftest import MakePool, address, donate, view
 
 CLASSES = arenax.SizeClasses.explicit([4, 8, 16])
+# Each hints once at what donating costs.
+DONATES = pytest.mark.filterwarnings("ignore:an array of .* was donated away:RuntimeWarning")
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
@@ -237,6 +240,7 @@ def test_bad_factory_arguments_take_no_slot(make_pool: MakePool) -> None:
     assert pool.stats().slot_count == 0
 
 
+@DONATES
 def test_a_donated_array_is_replaced_and_counted(make_pool: MakePool) -> None:
     pool = make_pool()
     pool.reserve(X, slots=2)
@@ -253,6 +257,7 @@ def test_a_donated_array_is_replaced_and_counted(make_pool: MakePool) -> None:
     assert stats.creation_count > 2
 
 
+@DONATES
 @pytest.mark.parametrize("fill", [0, None])
 def test_an_array_donated_away_by_the_last_borrower_is_not_handed_on(make_pool: MakePool, fill: int | None) -> None:
     pool = make_pool()
@@ -269,6 +274,7 @@ def test_an_array_donated_away_by_the_last_borrower_is_not_handed_on(make_pool: 
         assert pool.stats().leased_count == 0
 
 
+@DONATES
 def test_a_lease_whose_array_was_donated_away_says_so_and_goes_on(make_pool: MakePool) -> None:
     pool = make_pool()
     for operation in (
@@ -285,6 +291,7 @@ def test_a_lease_whose_array_was_donated_away_says_so_and_goes_on(make_pool: Mak
     assert pool.stats().slot_count == 1
 
 
+@DONATES
 def test_a_donated_array_is_named_under_steady(make_pool: MakePool) -> None:
     pool = make_pool()
     pool.reserve(X, slots=1)
@@ -524,13 +531,44 @@ def test_exhaustion_says_what_would_help(make_pool: MakePool) -> None:
 
 def test_exhaustion_says_who_holds_the_slots(make_pool: MakePool) -> None:
     pool = make_pool(on_exhausted="raise")
-    pool.reserve(X, slots=2)
-    held = [pool.put(X), pool.lease((2, 3), "float32")]
-    with pytest.raises(arenax.PoolExhausted, match=r"held: .*1 by Lease.*the oldest for") as error:
+    pool.reserve(X, slots=5)
+    held: list[Any] = [pool.put(X), pool.lease((2, 3), "float32")]
+    with arenax.trace_leases():
+        held += [pool.lease((2, 3), "float32"), pool.put(X)]
+        line = sys._getframe().f_lineno - 1
+    held.append(pool.lease((2, 3), "float32"))
+    says = r"held: .*3 by Lease.*the oldest: .*Array.* of float32\[2,3\] for 0.* s, Lease of .*, Lease of .* from .*"
+    with pytest.raises(arenax.PoolExhausted, match=says + rf"test_behaviour.py:{line}\)") as error:
         pool.put(X)
-    assert error.value.holders["Lease"] == 1
+    assert error.value.holders["Lease"] == 3
     assert sum(error.value.holders.values()) == len(held)
     assert error.value.oldest_seconds >= 0
+    assert len(error.value.oldest) == 3
+    for lease in held:
+        if isinstance(lease, arenax.Lease):
+            lease.release()
+
+
+def test_donating_a_drawn_array_hints_once_at_what_it_costs(make_pool: MakePool) -> None:
+    with make_pool() as pool:
+        with pytest.warns(RuntimeWarning, match="was donated away.*lease.update.*step.keep") as hints:
+            for _ in range(3):
+                donate(pool.put(X))
+        assert len(hints) == 1
+        assert hints[0].filename == __file__
+        assert pool.stats().creation_count == 3
+
+
+def test_growth_far_past_a_draw_warns_once_a_class(make_fake: MakePool) -> None:
+    pool = make_fake()
+    with pytest.warns(RuntimeWarning, match="grows to 128 slots of uint8.*reference cycles") as warned:
+        held = [pool.put([np.zeros(4, np.uint8)] * 2) for _ in range(100)]
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
+    pool = make_fake()
+    pool.reserve([np.zeros(4, np.uint8)] * 2, slots=100)
+    held = [pool.put([np.zeros(4, np.uint8)] * 2) for _ in range(110)]
+    assert pool.stats().leased_count == 2 * len(held)
 
 
 def test_a_warm_loop_is_steady(make_pool: MakePool) -> None:
@@ -734,7 +772,7 @@ def test_a_failed_draw_is_not_of_its_step(make_pool: MakePool, monkeypatch: pyte
             step.keep(lease.array)
         assert (np.asarray(lease.array) == 7).all()
         lease.release()
-    assert pool.stats().write_count == 0
+    assert pool.stats().write_count == 1  # Begun, and failed.
 
 
 def test_a_spill_is_freed_when_it_is_dropped_also_after_the_end(make_pool: MakePool) -> None:

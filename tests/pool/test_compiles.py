@@ -154,12 +154,12 @@ def test_one_counter_twice_in_a_thread_counts_once() -> None:
 def test_watches_may_end_in_any_order_and_twice() -> None:
     a, b = CompileCounter(), CompileCounter()
     first, second = a.watch(), b.watch()
-    first._end_watch()
+    first.end()
     compile_one()
     assert (a.count, b.count) == (0, 1)
-    first._end_watch()
-    second._end_watch()
-    second._end_watch()
+    first.end()
+    second.end()
+    second.end()
     compile_one()
     assert (a.count, b.count) == (0, 1)
 
@@ -167,14 +167,14 @@ def test_watches_may_end_in_any_order_and_twice() -> None:
 def test_a_watch_may_be_ended_by_another_thread() -> None:
     counter, watches = CompileCounter(), list[Watch]()
     watches.append(counter.watch())
-    in_a_thread(watches[0]._end_watch)
+    in_a_thread(watches[0].end)
     compile_one()
     assert counter.count == 0
 
     # The other way about: begun in a thread that is over.
     in_a_thread(lambda: watches.append(counter.watch()))
     compile_one()
-    watches[1]._end_watch()
+    watches[1].end()
     assert counter.count == 0
 
 

@@ -21,6 +21,7 @@ SHORTAGE = {
     "idle_bytes": 16,
     "budget_bytes": None,
     "holders": {"Lease": 1},
+    "oldest": ("Lease of float32[4] for 0.5 s",),
     "oldest_seconds": 0.5,
 }
 CASES: list[tuple[type[arenax.ArenaxError], dict[str, Any], tuple[type[Exception], ...]]] = [
@@ -31,7 +32,11 @@ CASES: list[tuple[type[arenax.ArenaxError], dict[str, Any], tuple[type[Exception
         {**SHORTAGE, "asked_bytes": 64, "reserved_bytes": 48},
         (arenax.PoolExhausted, MemoryError, RuntimeError),
     ),
-    (arenax.LeaseReleased, {"size_class": "float32[4]"}, (RuntimeError,)),
+    (
+        arenax.LeaseReleased,
+        {"size_class": "float32[4]", "released_seconds": 0.5, "call_site": None},
+        (RuntimeError,),
+    ),
     (arenax.NoSizeClass, {"size": 9, "maximum": 8, "axis": 1, "leaf": "['x']"}, (ValueError,)),
     (arenax.OutOfBounds, {"at": (3,), "shape": (2,), "slot_shape": (4,)}, (ValueError,)),
     (arenax.NotSteady, {"cause": "copy", "call_site": "train.py:12"}, (RuntimeError,)),

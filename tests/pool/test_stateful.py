@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 import arenax
-from arenax.testing import FakeDevice
+from arenax.testing import PHASES, FakeDevice, fail
 
 from .conftest import donate, pool_on, view
 
+# Those that only the machine itself asks of the pool are left out.
+FAILING = sorted({*PHASES} - {"snapshot", "check", "close", "begin_steady"})
+ERRORS = (RuntimeError, MemoryError, KeyboardInterrupt)
 CLASSES = arenax.SizeClasses.explicit([2, 4, 8])
 DTYPES = ("float32", "int32", "uint8")
 PAD = 3
@@ -280,6 +283,49 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.pool.stats() == before
             return
         raise AssertionError("a bad batch was accepted")
+
+    @rule(
+        phase=st.sampled_from(FAILING),
+        nth=st.integers(1, 2),
+        when=st.sampled_from(["before", "after"]),
+        error=st.sampled_from(ERRORS),
+        how=st.sampled_from(["put", "step", "lease", "detach", "keep", "reserve", "donated"]),
+        n=st.integers(1, 8),
+        dtype=st.sampled_from(DTYPES),
+    )
+    def strike(self, phase: str, nth: int, when: str, error: type[BaseException], how: str, n: int, dtype: str) -> None:
+        """An operation that fails at a phase, or not; nothing is left of it, whatever it came to."""
+        try:
+            with fail(self.pool, phase, nth, error, when):
+                self.come_and_go(how, n, dtype)
+        except arenax.PoolExhausted:
+            assert self.mode == "raise" or how == "reserve"
+        except error:
+            pass
+
+    def come_and_go(self, how: str, n: int, dtype: str) -> None:
+        batch = {"rag": self.values((n, 2), dtype), "fix": self.values((n,), dtype)}
+        if how == "put":
+            got = self.pool.put(batch, with_sizes=True)[0]
+            assert (np.array(got["fix"]) == batch["fix"]).all()
+        elif how == "donated":
+            donate(self.pool.put(batch)["fix"])
+        elif how == "reserve":
+            self.pool.reserve({"rag": arenax.ArraySpec((n, 2), dtype), "fix": arenax.ArraySpec((n,), dtype)}, slots=1)
+        elif how in ("lease", "detach"):
+            with self.pool.lease((n,), dtype, fill=2) as lease:
+                lease.append(batch["fix"])
+                lease.update(_double)
+                assert (np.array(lease.array) == batch["fix"] + batch["fix"]).all()
+                if how == "detach":
+                    lease.detach()
+        else:
+            with self.pool.step() as step:
+                got = step.put(batch)
+                assert (np.array(got["fix"]) == batch["fix"]).all()
+                assert (np.array(step.zeros((n,), dtype)) == 0).all()
+                if how == "keep":
+                    step.keep(got)
 
     @invariant()
     def everything_held_is_what_it_was(self) -> None:

@@ -16,6 +16,7 @@ PUBLIC = {
     "CancelToken",
     "Lease",
     "LeaseReleased",
+    "Measure",
     "NoSizeClass",
     "NotSteady",
     "OutOfBounds",
@@ -26,19 +27,22 @@ PUBLIC = {
     "SizeClasses",
     "Stats",
     "Step",
+    "trace_leases",
     "valid_mask",
 }
 TESTING = {"Export", "FakeArray", "FakeDevice"}
 SIGNATURES = {
     "BufferPool": (
-        "placement=None, ragged=None, budget=None, on_exhausted='grow', timeout=None, name=None, landing=None"
+        "placement=None, ragged=None, budget=None, on_exhausted='grow', timeout=None, name=None, landing=None, "
+        "debug=None"
     ),
     "BufferPool.reserve": "self, example, slots=3",
     "BufferPool.put": "self, batch, with_sizes=False, *, cancel=None",
-    "BufferPool.step": "self",
+    "BufferPool.step": "self, strict=False",
     "BufferPool.lease": "self, shape, dtype='float32', *, fill=0",
     "BufferPool.steady": "self",
     "BufferPool.stats": "self",
+    "BufferPool.measure": "self",
     "BufferPool.check": "self",
     "BufferPool.close": "self",
     "SizeClasses.explicit": "boundaries",
@@ -64,11 +68,13 @@ SIGNATURES = {
     "Lease.release": "self",
     "Lease.detach": "self",
     "valid_mask": "size, capacity",
+    "trace_leases": "",
 }
 PROPERTIES = {
     "Lease": {"array", "shape", "dtype", "size_class", "device", "released", "cursor"},
     "Stats": {"internal_waste", "stranding", "realized_fragmentation"},
     "SizeClasses": {"maximum"},
+    "Measure": {"stats"},
 }
 
 

@@ -150,7 +150,7 @@ def test_a_loan_on_its_way_back_is_not_held(make_pool: MakePool) -> None:
     x = pool.put(ROW, cancel=token)
     thread = Thread(lambda: pool.put(ROW, cancel=token))
     waiting(pool, 1)
-    with pool.arena._lock:
+    with pool.arena._section.lock:
         token.starving = True
         (waiter,) = pool.arena._line
         assert waiter.is_hopeless()

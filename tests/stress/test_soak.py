@@ -14,8 +14,10 @@ import arenax
 from arenax._arena import Arena
 from arenax._donation import DonatedLanding
 from arenax._host_write import HostWrite, memory_of
-from arenax_stress import _soak, _soak_holder
+from arenax_stress import _soak, _soak_holder, _soak_steps
 from arenax_stress._soak import MODES, Report, soak
+from arenax_stress._soak_faults import Injected
+from arenax_stress._soak_steps import Endurance, endure
 
 Patch = pytest.MonkeyPatch
 
@@ -207,6 +209,83 @@ def test_a_deadlock_is_found(monkeypatch: Patch):
     assert "still in it" in str(report.failures[0])
 
 
+# Failures on purpose, and long runs. ------------------------------------------------------------------------------
+
+
+def test_failures_on_purpose_are_survived():
+    report = soak(seconds=60, seed=4, threads=2, classes=2, operations=120, modes=["grow", "spill"], faults=True)
+    assert report.failures == []
+    assert len(report.struck_count) > 3
+    assert report.struck_count.total() > 10
+    assert report.replay.endswith(" --faults")
+
+
+def test_failures_on_purpose_are_repeated():
+    runs = [
+        soak(seconds=60, seed=4, threads=1, classes=2, operations=60, modes=["grow"], faults=True) for _ in range(2)
+    ]
+    assert runs[0].struck_count == runs[1].struck_count
+    assert runs[0].struck_count.total() > 0
+
+
+def test_a_lease_that_a_failure_spoils_is_found(monkeypatch: Patch):
+    right = arenax.Lease._run
+
+    def broken(self: Any, operation: Any) -> None:
+        try:
+            right(self, operation)
+        except Injected:
+            memory_of(self._slot).reshape(-1).view(np.uint8)[...] = 0x77
+            raise
+
+    monkeypatch.setattr(arenax.Lease, "_run", broken)
+    assert "after a failure on purpose" in find(faults=True, omit=["put", "step"])
+
+
+def test_a_long_run_does_not_grow():
+    report = endure(2_000, seed=3)
+    assert (report.exit_status, report.done_count, report.failures) == (0, 2_000, [])
+    assert report.verified_count > 30
+    assert 0 < report.start_bytes <= report.warm_bytes
+
+
+def test_growth_is_found(monkeypatch: Patch):
+    sizes = iter([100 << 20, 150 << 20, 159 << 20])
+    monkeypatch.setattr(_soak_steps, "resident_bytes", lambda: next(sizes))
+    report = endure(100)
+    assert report.exit_status == 1
+    assert "grew by 9,216 KiB" in str(report.failures)
+
+
+def test_a_wrong_value_in_a_long_run_is_found(monkeypatch: Patch):
+    right = HostWrite.land
+
+    def broken(self: Any, prepared: Any, slots: Any, values: Any, *rest: Any) -> None:
+        right(self, prepared, slots, [np.zeros_like(value) for value in values], *rest)
+
+    monkeypatch.setattr(HostWrite, "land", broken)
+    report = endure(2_000)
+    assert report.exit_status == 1
+    assert "does not hold what was put" in str(report.failures)
+
+
+def test_an_interrupted_long_run_reports_what_there_is():
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    report = endure(5_000, progress=interrupt)
+    assert (report.exit_status, report.done_count, report.failures) == (130, 1, [])
+    assert Endurance(0, 1, interrupted=True, failures=[_soak.Failure("grow", 0, 1, "step", "")]).exit_status == 1
+
+
+def test_the_command_runs_so_many_steps(tmp_path: Any, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "report.json"
+    assert run("--steps", "300", "--seed", "6", "--json", str(file)) == 0
+    report = json.loads(file.read_text(encoding="utf-8"))
+    assert (report["done_count"], report["exit_status"], report["failures"]) == (300, 0, [])
+    assert "growth since that tenth" in capsys.readouterr().out
+
+
 # The command. ------------------------------------------------------------------------------------------
 
 
@@ -247,7 +326,9 @@ def test_an_interrupt_reports_what_there_is(monkeypatch: Patch, capsys: pytest.C
     assert "Interrupted" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("argument", ["--seconds=0", "--seconds=inf", "--threads=0", "--classes=-1", "--modes=never"])
+@pytest.mark.parametrize(
+    "argument", ["--seconds=0", "--seconds=inf", "--threads=0", "--classes=-1", "--modes=never", "--steps=0"]
+)
 def test_bad_arguments_exit_with_2(argument: str):
     with pytest.raises(SystemExit) as e:
         run(argument)
