@@ -1,6 +1,8 @@
 """The feed: what the consumer of `prefetch` and its thread share, and how each waits for the other."""
 
+import os
 import threading
+import weakref
 from collections import deque
 from queue import SimpleQueue
 from typing import Any
@@ -24,7 +26,6 @@ class Feed:
         with_sizes: Whether batches come with their sizes.
         site: The file and the line that asked for the batches.
         token: Marks the batches of this consumer, and ends a wait for a slot.
-        closed: Whether the consumer wants no more. Set once.
         awaited: Whether somebody waits in `close` for the thread to end.
     """
 
@@ -33,10 +34,12 @@ class Feed:
         self.with_sizes = with_sizes
         self.site = site
         self.token = CancelToken()
-        self.closed = False
+        self._home = os.getpid()
+        self._closed = False
+        self._consumer: weakref.ref[Any] | None = None
         self.awaited = False
         self._room = size  # Batches that the thread may land without a look at `_taken`; its own.
-        self._taken: SimpleQueue[None] = SimpleQueue()
+        self._taken: SimpleQueue[object] = SimpleQueue()
         # Where a wait has a deadline there is no deadlock to be broken.
         self._may_starve = pool.arena.timeout is None
         self._lock = threading.Lock()
@@ -47,6 +50,11 @@ class Feed:
         self._error: BaseException | None = None
         self._cleanup_error: BaseException | None = None
 
+    @property
+    def closed(self) -> bool:
+        """Whether the consumer wants no more, or is dead."""
+        return self._closed or (self._consumer is not None and self._consumer() is None)
+
     # The consumer's side. No local variable holds a batch: an interrupt's traceback would keep it alive. --------------
 
     def take(self) -> Any:
@@ -56,6 +64,8 @@ class Feed:
             StopIteration: At the end.
             BaseException: What ended the thread, once.
         """
+        if self._is_forked():
+            self.pool.check()  # Raises, and says why.
         me = threading.current_thread()
         while True:
             # Critical section.
@@ -77,6 +87,8 @@ class Feed:
 
     def discard(self) -> None:
         """Gives back what was landed, and sends away whoever is blocked."""
+        if self._is_forked():  # The thread is not in this process, and whoever had the lock at the fork neither.
+            return
         # Critical section.
         with self._lock:
             self.forget()
@@ -91,6 +103,14 @@ class Feed:
         finally:
             del error  # Its traceback holds this frame.
 
+    def serve(self, consumer: object) -> None:
+        """Ends with `consumer`: its death wakes the thread, by a callback in C that nothing can interrupt."""
+        self._consumer = weakref.ref(consumer, self._taken.put)
+        self.token.follow(consumer)
+
+    def _is_forked(self) -> bool:
+        return os.getpid() != self._home
+
     def _verdict(self) -> BaseException:
         error, self._error = self._error, None
         return StopIteration() if error is None else error
@@ -99,7 +119,7 @@ class Feed:
 
     def stop(self) -> None:
         """Tells the thread to end, wherever it waits. Takes no lock: a finalizer calls this."""
-        self.closed = True
+        self._closed = True
         self.token.cancel()
         self._taken.put(None)
 

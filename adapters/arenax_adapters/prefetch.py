@@ -78,6 +78,7 @@ class Prefetcher(Iterator[Any]):
 
     def __init__(self, iterable: Iterable[Any], feed: Feed) -> None:
         self._feed = feed
+        feed.serve(self)
         # `with jax.enable_x64(...)` is thread-local: the batches get the dtypes that they would get here.
         config: Any = jax.config
         args = (feed, iterable, config.jax_enable_x64)

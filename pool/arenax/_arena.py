@@ -176,17 +176,15 @@ class Arena(Shortage):
         if slot.spilled or slot.loan is None:
             slot.loan, slot.array = None, None
             return array
-        try:
-            self.replace(slot)
-        except BaseException:
-            slot.array = array
-            raise
+        self.replace(slot)
         return array
 
     def replace(self, slot: Slot) -> None:
         """Gives a slot whose buffer left the pool, or was lost, a new one."""
         self._section.run(self._refuse_where_steady, slot)
-        self._make([slot])
+        fresh = Slot(slot.shelf, spilled=slot.spilled)
+        self._make([fresh])
+        slot.take_buffer(fresh)
 
     def revive(self, slot: Slot) -> None:
         """As `replace`, for a slot that its last borrower donated away or failed to compute."""

@@ -220,8 +220,8 @@ class DonatedLanding(Landing):
             raise errors[0]
 
     def _adopt(self, slot: Slot, array: Any) -> None:
-        slot.array = array
-        slot.address = array.unsafe_buffer_pointer()
-        slot.handle = second_handle(array)
-        slot.view = None
-        slot.unproven = True
+        # In this order, and with no call between the stores of the end: an interrupt must not leave the address of one
+        # buffer with the view of another, into which the next landing would write.
+        slot.view, slot.unproven = None, True
+        address, handle = array.unsafe_buffer_pointer(), second_handle(array)
+        slot.array, slot.address, slot.handle = array, address, handle

@@ -12,7 +12,7 @@ from ._slot import Slot
 
 
 class SlotLost(RuntimeError):
-    """A landing finds, before it does anything, that the last borrower donated the slot away or failed to compute it."""
+    """A landing finds, before it does anything, that the last borrower donated the slot away or failed to fill it."""
 
 
 class Landing(ABC):

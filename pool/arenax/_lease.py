@@ -1,13 +1,12 @@
 """A lease: one explicit checkout of one slot, written in place and returned once."""
 
-import contextlib
 import operator
 import sys
 import warnings
 from _thread import RLock  # What threading.RLock, a function, makes at several times the cost.
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from time import monotonic
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import jax
 import numpy as np
@@ -20,6 +19,8 @@ from ._errors import LeaseReleased, NotSteady, OutOfBounds
 from ._landing import Landing
 from ._request import SizeClass, as_array, canonical_dtype, is_castable, scalar_of
 from ._slot import Holder, Shelf, Slot
+
+T = TypeVar("T")
 
 
 class LeaseHolder(Holder):
@@ -162,10 +163,7 @@ class Lease:
             TypeError: Where the dtype does not fit.
             LeaseReleased: After the return.
         """
-        with self._operation("write"):
-            value = self._checked(value)
-            start = (0,) * len(self.shape) if at is None else _start(at)
-            self._write(value, start)
+        self._operate("write", self._write_checked, value, at)
 
     def append(self, rows: Any) -> None:
         """Writes `rows` along axis 0 at the lease's cursor, and moves the cursor past them.
@@ -178,17 +176,12 @@ class Lease:
             TypeError: Where the dtype does not fit.
             LeaseReleased: After the return.
         """
-        with self._operation("append"):
-            value = self._checked(rows)
-            self._write(value, (self._cursor, *(0,) * (len(self.shape) - 1)))
-            self._cursor += value.shape[0]
+        self._operate("append", self._append, rows)
 
     def fill(self, value: Any) -> None:
         """Sets every element to the scalar `value`, and the cursor to 0."""
         scalar_of(value, self.dtype)
-        with self._operation("fill"):
-            self._run(lambda: self._landing.fill(self._slot, value))
-            self._cursor = 0
+        self._operate("fill", self._fill, value)
 
     def update(self, fn: Callable[..., jax.Array], *args: Any) -> None:
         """Replaces the slot's contents by ``fn(contents, *args)``, compiled with the slot donated.
@@ -212,8 +205,7 @@ class Lease:
             ...     print(total.array)
             [2. 2. 2.]
         """
-        with self._operation("update"):
-            self._run(lambda: self._landing.update(self._slot, fn, args))
+        self._operate("update", self._run, lambda: self._landing.update(self._slot, fn, args))
 
     def release(self) -> None:
         """Returns the slot.
@@ -237,14 +229,7 @@ class Lease:
         Raises:
             LeaseReleased: After the return.
         """
-        with self._operation("detach"):
-            array = self._arena.detach(self._slot)
-            if self._site is not None:
-                self._site = call_site()
-            self._ended = monotonic()
-            self._how = "detached"
-            self._holder = None
-            return array
+        return self._operate("detach", self._detach)
 
     def __enter__(self) -> Self:
         return self
@@ -285,15 +270,36 @@ class Lease:
             return ""
         return self._how
 
-    @contextlib.contextmanager
-    def _operation(self, name: str) -> Generator[None]:
+    def _operate(self, name: str, operation: Callable[..., T], *args: Any) -> T:
         with self._lock:
             self._may(name)
+            # No context manager of Python's, inside which an interrupt could leave the lease busy for ever.
             self._busy = True
             try:
-                yield
+                return operation(*args)
             finally:
                 self._busy = False
+
+    def _detach(self) -> jax.Array:
+        array = self._arena.detach(self._slot)
+        if self._site is not None:
+            self._site = call_site()
+        self._ended = monotonic()
+        self._how = "detached"
+        self._holder = None
+        return array
+
+    def _fill(self, value: Any) -> None:
+        self._run(lambda: self._landing.fill(self._slot, value))
+        self._cursor = 0
+
+    def _append(self, rows: Any) -> None:
+        value = self._checked(rows)
+        self._write(value, (self._cursor, *(0,) * (len(self.shape) - 1)))
+        self._cursor += value.shape[0]
+
+    def _write_checked(self, value: Any, at: Any) -> None:
+        self._write(self._checked(value), (0,) * len(self.shape) if at is None else _start(at))
 
     def _may(self, name: str) -> None:
         self._alive(name)

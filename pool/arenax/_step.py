@@ -64,18 +64,20 @@ class Step:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._watch.end()
-        with self._lock:  # Waits for a landing that another thread has begun in this step.
-            self._state = "over"
-            try:
-                if self._strict:
-                    self._pool.landing.revoke([slot for loan in self._loans for slot in loan.slots])
-            finally:
-                self._holders.clear()
-                for loan in self._loans:
-                    for slot in loan.slots:
-                        if slot.spilled:
-                            slot.drop_buffer()
+        try:
+            self._watch.end()
+        finally:
+            with self._lock:  # Waits for a landing that another thread has begun in this step.
+                self._state = "over"
+                try:
+                    if self._strict:
+                        self._pool.landing.revoke([slot for loan in self._loans for slot in loan.slots])
+                finally:
+                    self._holders.clear()
+                    for loan in self._loans:
+                        for slot in loan.slots:
+                            if slot.spilled:
+                                slot.drop_buffer()
 
     def put(self, batch: Any, with_sizes: bool = False) -> Any:
         """Lands a batch, as `BufferPool.put` does; its arrays go back when the step ends.
@@ -145,7 +147,12 @@ class Step:
         with self._lock:
             if self._state != "open":
                 self._refuse("keep")
-            slots = [self._slot_of(x) for x in jax.tree.leaves(tree)]
+            try:
+                slots = [self._slot_of(x) for x in jax.tree.leaves(tree)]
+            except ValueError:
+                if self._pool.arena.closed:  # What was on loan has left the pool already.
+                    return tree
+                raise
             for slot in {id(s): s for s in slots}.values():
                 self._pool.arena.detach(slot)
         return tree

@@ -1,8 +1,10 @@
 """Waiters: checkouts that wait for a slot, and the token by which another thread ends such a wait."""
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
+from typing import Any
 
 import attrs
 
@@ -33,14 +35,24 @@ class CancelToken:
     """
 
     def __init__(self) -> None:
-        self.cancelled = False
+        self._cancelled = False
+        self._owner: weakref.ref[Any] | None = None
         self.starving = False
         self._changed: Callable[[], None] | None = None
 
     def cancel(self) -> None:
         """Ends the wait that uses this token, now or as soon as one begins. Takes no lock: a finalizer may call it."""
-        self.cancelled = True
+        self._cancelled = True
         self._tell()
+
+    def follow(self, owner: object) -> None:
+        """Is cancelled when `owner` dies as well, be it that its finalizer was interrupted: noticed within a second."""
+        self._owner = weakref.ref(owner)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it was cancelled, or its owner is dead."""
+        return self._cancelled or (self._owner is not None and self._owner() is None)
 
     def starve(self, starving: bool) -> None:
         """Says whether the consumer of this token's batches is blocked until the next one comes."""

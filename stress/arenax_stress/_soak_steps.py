@@ -37,7 +37,7 @@ class Endurance:
         seconds: Seconds that they took.
         verified_count: Arrays read back and compared.
         start_bytes: Resident memory before the first.
-        warm_bytes: Resident memory after the first tenth.
+        warm_bytes: Resident memory after the warm-up.
         end_bytes: Resident memory at the end.
         stats: The pool's own figures at the end.
         failures: What went wrong.
@@ -80,9 +80,9 @@ class Endurance:
         table.add_column("KiB", justify="right")
         for name, nbytes in (
             ("at the start", self.start_bytes),
-            ("after a tenth of the steps", self.warm_bytes),
+            ("after the warm-up", self.warm_bytes),
             ("at the end", self.end_bytes),
-            ("growth since that tenth", self.growth_bytes),
+            ("growth since the warm-up", self.growth_bytes),
         ):
             table.add_row(name, f"{nbytes // 1024:,}")
         console.print(table)

@@ -156,6 +156,7 @@ DONATED: list[Callable[[jax.Array], Any]] = [
 VIEWS: list[Callable[[jax.Array], Any]] = [np.asarray]
 
 
+@pytest.mark.filterwarnings("ignore:an array of .* was donated away:RuntimeWarning")
 @pytest.mark.parametrize("returns", [*SHARING, *APART, *DONATED, *VIEWS])
 def test_no_result_ever_shows_another_batch(make_pool: MakePool, returns: Callable[[jax.Array], Any]):
     pool = make_pool()

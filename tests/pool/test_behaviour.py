@@ -552,8 +552,7 @@ def test_exhaustion_says_who_holds_the_slots(make_pool: MakePool) -> None:
 def test_donating_a_drawn_array_hints_once_at_what_it_costs(make_pool: MakePool) -> None:
     with make_pool() as pool:
         with pytest.warns(RuntimeWarning, match="was donated away.*lease.update.*step.keep") as hints:
-            for _ in range(3):
-                donate(pool.put(X))
+            _ = [donate(pool.put(X)) for _ in range(3)]
         assert len(hints) == 1
         assert hints[0].filename == __file__
         assert pool.stats().creation_count == 3

@@ -73,7 +73,11 @@ def test_it_documents_and_carries_its_fields(
 
 
 @kinds
-@pytest.mark.parametrize("trip", [*range(pickle.HIGHEST_PROTOCOL + 1), copy.copy, copy.deepcopy], ids=str)
+@pytest.mark.parametrize(
+    "trip",
+    [*range(pickle.HIGHEST_PROTOCOL + 1), copy.copy, copy.deepcopy],
+    ids=lambda x: getattr(x, "__name__", str(x)),
+)
 def test_it_survives_a_pickle_and_a_copy(
     trip: Any, kind: type[arenax.ArenaxError], fields: dict[str, Any], bases: tuple[type[Exception], ...]
 ) -> None:

@@ -178,7 +178,7 @@ def test_a_pad_value_that_fits_becomes_a_scalar_of_the_dtype(pad: object, dtype:
         (np.uint32(2**32 - 1), "int32"),
         ("x", "float32"),
         (None, "int32"),
-        (object(), "float32"),
+        (Ellipsis, "float32"),
     ],
     ids=repr,
 )

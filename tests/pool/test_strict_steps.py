@@ -194,7 +194,12 @@ def test_an_array_that_fails_to_be_computed_is_the_readers_error_and_not_that_of
     for landing in ("host", "ring"):
         with arenax.BufferPool(landing=landing) as pool:
             with pool.step(strict=True) as step:
-                failed, good = step.put(failed_later()), step.put(X)
+                good = step.put(X)
+                source = failed_later()
+                # First it has failed: to make a buffer while a callback runs may wait for it with the GIL held.
+                with contextlib.suppress(RuntimeError):
+                    source.block_until_ready()
+                failed = step.put(source)
             assert deleted(good)
             assert deleted(failed)
             with pool.step(strict=True) as step:

@@ -283,7 +283,7 @@ def test_the_command_runs_so_many_steps(tmp_path: Any, capsys: pytest.CaptureFix
     assert run("--steps", "300", "--seed", "6", "--json", str(file)) == 0
     report = json.loads(file.read_text(encoding="utf-8"))
     assert (report["done_count"], report["exit_status"], report["failures"]) == (300, 0, [])
-    assert "growth since that tenth" in capsys.readouterr().out
+    assert "growth since the warm-up" in capsys.readouterr().out
 
 
 # The command. ------------------------------------------------------------------------------------------
