@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
+# Processes that the tests are spread over: each imports JAX, and half of them start threads.
+JOBS ?= 2
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
@@ -25,7 +27,7 @@ demo: $(TOOLS)
 
 # Under coverage always (cheap with its C tracer), so that `make coverage` needs no second run.
 test: $(DEV)
-	COVERAGE_FILE=$(VENV)/.coverage $(BIN)/python -m pytest --cov --cov-report= $(PYTEST_ARGS)
+	COVERAGE_FILE=$(VENV)/.coverage $(BIN)/python -m pytest -n $(JOBS) --cov --cov-report= $(PYTEST_ARGS)
 
 stress: $(DEV)
 	HYPOTHESIS_PROFILE=stress $(BIN)/python -m pytest tests $(PYTEST_ARGS)

@@ -33,9 +33,9 @@ def donated(policy: "Policy", slot: Slot) -> str:
     """The one hint about arrays that their borrower donated away."""
     return (
         f"an array of {slot.size_class} that pool {policy.name!r} had lent was donated away, by a jitted function with "
-        "donate_argnums or the like, so its slot gets a new buffer. Doing so in a loop costs one a time, as without a "
-        "pool. To write it in place and keep its slot: lease.update; to own it: step.keep or lease.detach; else do not "
-        "donate it. This hint comes once"
+        "donate_argnums or the like (or its landing was interrupted), so its slot gets a new buffer. Doing so in a loop "
+        "costs one a time, as without a pool. To write it in place and keep its slot: lease.update; to own it: "
+        "step.keep or lease.detach; else do not donate it. This hint comes once"
     )
 
 

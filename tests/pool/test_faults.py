@@ -88,8 +88,7 @@ def test_a_failed_phase_leaves_the_pool_on_a_device_whole(kind: str, name: str) 
 
 
 @pytest.mark.parametrize("kind", ["fake", "cpu", "ring"])
-@pytest.mark.parametrize("phase", ["create", "replace"])
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(("phase", "when"), [("create", "before"), ("create", "after"), ("replace", "before")])
 def test_a_slot_that_was_not_detached_after_all_is_not_taken_for_zeros(kind: str, phase: str, when: str) -> None:
     with arenax.BufferPool(landing_of(kind)) as pool:
         with pool.lease((4,), fill=7) as lease:

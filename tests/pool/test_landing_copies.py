@@ -136,6 +136,7 @@ def shared(request: pytest.FixtureRequest) -> Iterator[arenax.BufferPool]:
         yield pool
 
 
+@pytest.mark.filterwarnings("ignore:an array of .* was donated away:RuntimeWarning")
 @pytest.mark.parametrize("first", ["put", "zeros", "ones", "empty", "lease", "pool.put"])
 @pytest.mark.parametrize("then", ["put", "zeros", "ones", "empty", "lease", "lease-none", "array", "pool.put"])
 def test_whatever_is_drawn_after_an_array_was_donated_away_is_whole(

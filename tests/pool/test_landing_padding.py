@@ -61,6 +61,7 @@ def _nan(x: jax.Array) -> jax.Array:
     return x * float("nan")
 
 
+@pytest.mark.filterwarnings("ignore:an array of .* was donated away:RuntimeWarning")
 @kinds
 def test_padding_is_right_after_any_history(kind: str) -> None:
     eat = jax.jit(lambda x: x * 1, donate_argnums=0)

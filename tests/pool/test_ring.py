@@ -514,6 +514,7 @@ def test_two_threads_land_at_once() -> None:
 # ------------------------------------------------------------------------------------------------------------- failures
 
 
+@pytest.mark.filterwarnings("ignore:an array of .* was donated away:RuntimeWarning")
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("when", ["before", "after"])
 @forms
