@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 from ._errors import PoolClosed
+from ._slot import Holder
 
 
 class Pool(Protocol):
@@ -75,6 +76,11 @@ def _refuse_in_child() -> None:
         _change(pool.landing, refuse, is_whole=_yes)
         _change(pool.planner, refuse)
         _change(pool.exact_planner, refuse)
+        # A lease or a step in whose operation some other thread was at the fork would wait for it for ever.
+        loans = [slot.loan for shelf in pool.arena.shelves.values() for slot in shelf.slots]
+        for holder in [loan() for loan in loans if loan is not None]:
+            if isinstance(holder, Holder) and hasattr(holder, "lock"):
+                holder.lock._at_fork_reinit()
     _homes.clear()
 
 

@@ -88,6 +88,7 @@ class Lease:
         # The line that made it, and after its end the one that ended it; None where it is not traced.
         self._site = call_site() if next(trace.turns) else None
         holder = LeaseHolder()
+        holder.lock = self._lock
         loan = arena.loan(holder)
         try:
             (slot,) = arena.checkout((shelf,), (shelf.nbytes,), loan)

@@ -32,9 +32,9 @@ def reentered(policy: "Policy") -> RuntimeError:
 def donated(policy: "Policy", slot: Slot) -> str:
     """The one hint about arrays that their borrower donated away."""
     return (
-        f"an array of {slot.size_class} that pool {policy.name!r} had lent was donated away, by a jitted function with "
-        "donate_argnums or the like (or its landing was interrupted), so its slot gets a new buffer. Doing so in a loop "
-        "costs one a time, as without a pool. To write it in place and keep its slot: lease.update; to own it: "
+        f"an array of {slot.size_class} that pool {policy.name!r} had lent was donated away, by a jitted function "
+        "with donate_argnums or the like (or its landing was interrupted), so its slot gets a new buffer. In a loop "
+        "that costs one each time, as without a pool. To write it in place and keep its slot: lease.update; to own it: "
         "step.keep or lease.detach; else do not donate it. This hint comes once"
     )
 

@@ -43,11 +43,13 @@ class Holder:
 
     Attributes:
         kind: What messages call it.
+        lock: That of the lease or the step which has it, for a forked child to let go of; not set by others.
     """
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "lock")
 
     kind = "a call"
+    lock: Any
 
 
 @attrs.define(eq=False)

@@ -178,6 +178,7 @@ class Step:
         arena = pool.arena
         plan, values, requested, rags = planner.plan(batch, with_sizes)
         holder = StepHolder()
+        holder.lock = self._lock
         loan = arena.loan(holder, None, True)
         try:
             slots = arena.checkout(plan.shelves, requested, loan)
@@ -206,6 +207,7 @@ class Step:
             self._refuse("a factory")
         arena = self._pool.arena
         holder = StepHolder()
+        holder.lock = self._lock
         loan = arena.loan(holder)
         try:
             shelf = arena.shelf(size_class)

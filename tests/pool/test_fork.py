@@ -61,16 +61,31 @@ def refused(call: Callable[[], Any], home: int) -> None:
     assert caught.value.pool == "p"
 
 
-@contextlib.contextmanager
-def in_another_thread(pool: arenax.BufferPool) -> Generator[None]:
+def in_another_thread(pool: arenax.BufferPool) -> AbstractContextManager[None]:
     """Another thread is in the critical section of the pool."""
+    return staying(pool.arena.snapshot)
+
+
+def held_by_another_thread(lock: Any) -> AbstractContextManager[None]:
+    """Another thread has the lock."""
+
+    def hold(stay: Callable[[], None]) -> None:
+        with lock:
+            stay()
+
+    return staying(hold)
+
+
+@contextlib.contextmanager
+def staying(call: Callable[[Callable[[], None]], Any]) -> Generator[None]:
+    """Another thread stays inside of what `call` calls."""
     inside, done = threading.Event(), threading.Event()
 
     def stay() -> None:
         inside.set()
         done.wait()
 
-    thread = threading.Thread(target=pool.arena.snapshot, args=(stay,))
+    thread = threading.Thread(target=call, args=(stay,))
     thread.start()
     inside.wait()
     try:
@@ -138,6 +153,22 @@ def test_every_operation_of_an_inherited_lease_is_refused(make_pool: MakePool, a
     with pool.lease((2, 3)) as lease:
         lease.write(ROWS)
         with at_fork(pool):
+            in_child(body)
+        lease.fill(2)
+        assert (np.asarray(lease.array) == 2).all()
+
+
+def test_an_operation_under_way_at_the_fork_blocks_nobody_in_the_child(make_pool: MakePool) -> None:
+    pool, home = make_pool(name="p"), os.getpid()
+
+    def body() -> None:
+        refused(lambda: lease.write(ROWS), home)
+        refused(lambda: step.put(ROWS), home)
+        step.__exit__()
+
+    with pool.lease((2, 3)) as lease, pool.step() as step:
+        step.put(ROWS)
+        with held_by_another_thread(lease._lock), held_by_another_thread(step._lock):
             in_child(body)
         lease.fill(2)
         assert (np.asarray(lease.array) == 2).all()

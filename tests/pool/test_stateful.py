@@ -47,6 +47,7 @@ class Held:
 @attrs.define(eq=False)
 class OpenStep:
     step: arenax.Step
+    strict: bool
     drawn: list[Held] = attrs.field(factory=list)
 
 
@@ -60,8 +61,12 @@ class PoolMachine(RuleBasedStateMachine):
     def make_device(self) -> Any:
         raise NotImplementedError
 
-    @initialize(mode=st.sampled_from(["grow", "spill", "raise"]), budget=st.sampled_from([None, 200, 600]))
-    def begin(self, mode: str, budget: int | None) -> None:
+    @initialize(
+        mode=st.sampled_from(["grow", "spill", "raise"]),
+        budget=st.sampled_from([None, 200, 600]),
+        debug=st.sampled_from([False, False, True]),
+    )
+    def begin(self, mode: str, budget: int | None, debug: bool) -> None:
         warnings.simplefilter("ignore", RuntimeWarning)  # Spills are part of the game here.
         self.mode, self.budget = mode, budget
         self.pool = arenax.BufferPool(
@@ -69,7 +74,9 @@ class PoolMachine(RuleBasedStateMachine):
             ragged={"rag": arenax.Ragged(0, CLASSES, PAD), "fix": None},
             budget=budget,
             on_exhausted=mode,
+            debug=debug,
         )
+        self.measures: list[tuple[arenax.Measure, arenax.Stats]] = []
         self.alive: list[Held] = []
         self.tag = 0
         self.last = self.pool.stats()
@@ -209,9 +216,9 @@ class PoolMachine(RuleBasedStateMachine):
                 pass
         h.thing = None
 
-    @rule(target=steps)
-    def open_step(self) -> OpenStep:
-        return OpenStep(self.pool.step().__enter__())
+    @rule(target=steps, strict=st.booleans())
+    def open_step(self, strict: bool) -> OpenStep:
+        return OpenStep(self.pool.step(strict).__enter__(), strict)
 
     @rule(s=steps, n=st.integers(0, 8), dtype=st.sampled_from(DTYPES), how=st.sampled_from(["put", "full", "arange"]))
     def draw_in_step(self, s: OpenStep, n: int, dtype: str, how: str) -> None:
@@ -249,6 +256,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(s=consumes(steps), how=st.sampled_from(["end", "drop", "raise"]))
     def end_step(self, s: OpenStep, how: str) -> None:
+        stale = [h.thing for h in s.drawn if h.thing is not None]
         for h in s.drawn:
             if h in self.alive:
                 self.alive.remove(h)
@@ -258,8 +266,27 @@ class PoolMachine(RuleBasedStateMachine):
         elif how == "raise":
             error = ValueError("in the body")
             s.step.__exit__(ValueError, error, None)
+        assert how == "drop" or not s.strict or all(x.is_deleted() for x in stale)
         s.drawn = []
         del s.step
+
+    @rule(which=st.integers(0, 3))
+    def measure(self, which: int) -> None:
+        """Opens a scope, or ends any of those that are open."""
+        if which < len(self.measures):
+            scope, before = self.measures.pop(which)
+            scope.__exit__(None, None, None)
+            now, got = self.pool.stats(), scope.stats
+            for name in ("hit", "creation", "conversion", "spill", "copy", "write"):
+                name = f"{name}_count"
+                assert getattr(got, name) == getattr(now, name) - getattr(before, name)
+            for name in ("leased_bytes", "reserved_bytes", "requested_bytes", "slot_count", "leased_count"):
+                peak = getattr(got, f"peak_{name}")
+                assert getattr(before, name) <= peak <= getattr(now, f"peak_{name}")
+                assert getattr(got, name) == getattr(now, name) <= peak
+        else:
+            before = self.pool.stats()
+            self.measures.append((self.pool.measure().__enter__(), before))
 
     @rule(n=st.integers(1, 8), dtype=st.sampled_from(DTYPES), slots=st.integers(1, 3))
     def reserve(self, n: int, dtype: str, slots: int) -> None:
