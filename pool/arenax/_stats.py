@@ -108,8 +108,8 @@ class Stats:
         conversion_count: Slots made at the price of idle slots of another class.
         spill_count: Leaves that got a fresh array outside the pool and its budget.
         copy_count: Landings whose slot had moved: its donation had silently become a copy.
-        write_count: Landings and writes.
-        written_bytes: Bytes landed and written, without padding.
+        write_count: Landings and writes, those that failed on their way too.
+        written_bytes: Bytes that these asked for, without padding.
         compile_count: Programs compiled by the pool and inside its steps (0 in parts of the whole).
         wait_count: Checkouts that had to wait.
         peak_reserved_bytes: Highest `reserved_bytes`.
