@@ -53,8 +53,9 @@ class Interrupt:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # Where it has fired, too: CPython takes a trace function away from a thread in which an exception passed it.
+        sys.settrace(self._previous)
         if not self.fired:
-            sys.settrace(self._previous)
             signal.signal(signal.SIGINT, self._handler)
 
     def _handle(self, *_: object) -> None:
