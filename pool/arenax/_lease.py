@@ -90,6 +90,8 @@ class Lease:
         holder = LeaseHolder()
         holder.lock = self._lock
         loan = arena.loan(holder)
+        if self._site is not None:
+            loan.site = self._site  # Also where it is one of the sample.
         try:
             (slot,) = arena.checkout((shelf,), (shelf.nbytes,), loan)
             self._slot: Slot = slot

@@ -324,9 +324,9 @@ class BufferPool:
         broken = [slot for slot in slots if not self.landing.is_whole(slot)]
         if not broken:
             raise
-        mend = self.arena.revive if isinstance(sys.exception(), SlotLost) else self.arena.replace
+        renew = self.arena.revive if isinstance(sys.exception(), SlotLost) else self.arena.replace
         for slot in broken:
-            mend(slot)
+            renew(slot)
         plan.land(self.landing, slots, values, rags)
 
     def __enter__(self) -> Self:

@@ -90,8 +90,10 @@ def test_landing_8_mib_takes_no_page_faults_once_warm(draw: str) -> None:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         land()
         faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-    # device_put takes 250 to 1,000 each; a thread of XLA's or ours may start, or touch a new page, now and then.
-    assert sum(count > 1 for count in faults) <= 2
+    # device_put takes 250 to 1,000 each time; a thread of XLA's or ours may start, or touch a new page, now and then.
+    # So most take none, and all of them together less than one that had to allocate.
+    assert sorted(faults)[len(faults) // 2] <= 1
+    assert sum(faults) < 250
 
 
 @pytest.mark.parametrize("number", [None, 0, 3])
