@@ -42,18 +42,22 @@ def copy(target: Array, source: Any, owner: object, writers: "list[Future[None]]
         return
     source = np.asarray(source)
     pieces = deque(_pieces(target))
+    # In a list, for us to take it out of: an executor holds the arguments of a call until some time after its end, and
+    # the array, which is the borrower's next, would not come back in time for the next landing.
+    owners = [owner]
     try:
         for _ in range(THREADS - 1):
             helper: Future[None] = Future()
             writers.append(helper)  # Before it is submitted, so that no interrupt leaves one that nobody knows of.
             try:
-                _helpers.submit(_help, helper, target, source, pieces, owner)
+                _helpers.submit(_help, helper, target, source, pieces, owners)
             except RuntimeError:  # The interpreter is shutting down: we do it all ourselves.
                 break
         _work(target, source, pieces)
     finally:
         pieces.clear()
     errors = await_writers(writers)
+    owners.clear()
     if errors:
         raise errors[0]
 
@@ -95,7 +99,13 @@ def _finished(function: Callable[[T], None], item: T, call: "Future[None] | None
     return item
 
 
-def _help(helper: "Future[None]", target: Array, source: Array, pieces: deque[Index], owner: object) -> None:  # noqa: ARG001
+def _help(
+    helper: "Future[None]",
+    target: Array,
+    source: Array,
+    pieces: deque[Index],
+    owners: list[object],  # noqa: ARG001
+) -> None:
     if not helper.set_running_or_notify_cancel():
         return
     try:

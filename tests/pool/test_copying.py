@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -118,6 +119,21 @@ def test_an_error_of_a_helper_is_the_callers(helpers: ThreadPoolExecutor, monkey
     with pytest.raises(MemoryError, match="a helper's"):
         copying.copy(np.zeros(4096), np.ones(4096), None, writers)
     assert not writers
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_nothing_is_held_on_to_after_a_copy(helpers: ThreadPoolExecutor, begins: bool) -> None:
+    """A helper's call, done or cancelled, is kept by its executor for a while."""
+    gate = threading.Event()
+    if not begins:
+        helpers.submit(gate.wait)
+    for _ in range(50):
+        owner = arenax.CancelToken()
+        alive = weakref.ref(owner)
+        copying.copy(np.zeros(4096, np.float32), np.ones(4096), owner, [])
+        del owner
+        assert alive() is None
+    gate.set()
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 10])
