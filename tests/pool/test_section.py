@@ -11,6 +11,7 @@ import pytest
 
 import arenax
 from arenax._arena import Arena
+from arenax._section import TORN
 from arenax._slot import Slot
 from arenax._stats import Tally
 
@@ -88,6 +89,27 @@ def test_mending_finds_every_slot_and_sum_again(make_fake: MakePool) -> None:
     assert len(shelf.free) == len({*shelf.free}) == 4
     for lease in leases:
         lease.release()
+
+
+@pytest.mark.parametrize("entry", ["put", "lease", "step"])
+def test_a_checkout_mends_before_it_looks_for_a_slot(make_fake: MakePool, entry: str) -> None:
+    pool = make_fake(on_exhausted="raise")
+    pool.reserve(X, slots=1)
+    pool.put(X)  # Or its plan would ask for the shelf first, and so mend.
+    pool.lease((6,)).release()
+    pool.stats()
+    (shelf,) = pool.arena.shelves.values()
+    shelf.free.clear()  # As if struck on its way out.
+    pool.arena._section.inside = TORN
+    if entry == "put":
+        pool.put(X)
+    elif entry == "lease":
+        pool.lease((6,)).release()
+    else:
+        with pool.step() as step:
+            step.put(X)
+    pool.check()
+    assert (pool.stats().slot_count, pool.stats().leased_count) == (1, 0)
 
 
 def test_mending_leaves_alone_what_is_being_made(make_fake: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 import arenax
 import arenax._trace as trace
 from arenax._call_site import call_site
+from arenax.testing import FakeDevice
 from arenax_adapters.prefetch import prefetch
 
 from .conftest import MakePool
@@ -174,3 +175,12 @@ def test_a_thread_without_a_line_of_the_users_is_blamed_on_threading() -> None:
     thread.start()
     thread.join()
     assert "threading.py:" in lines[0]
+
+
+def test_a_lease_of_the_sample_is_named_among_the_holders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "turns", iter([False, True]))
+    with arenax.BufferPool(FakeDevice(), on_exhausted="raise") as pool:
+        pool.reserve(arenax.ArraySpec((4,), "float32"), slots=2)
+        with pool.lease((4,)), pool.lease((4,)), pytest.raises(arenax.PoolExhausted) as error:
+            pool.put(np.zeros(4, np.float32))
+        assert [__file__ in text for text in error.value.oldest] == [False, True]
