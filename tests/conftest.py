@@ -3,7 +3,9 @@
 import importlib
 import importlib.util
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 # Before jax is imported, and by environment, so that a spawned process sees the same devices. A setting of the caller's
 # own wins, so that the suite can be run on an accelerator.
@@ -43,6 +45,21 @@ _profile = os.environ.get("HYPOTHESIS_PROFILE", "ci")
 hypothesis.settings.load_profile(_profile)
 if _profile == "stress":
     os.environ.setdefault("PYTEST_TIMEOUT", "0")  # pytest-timeout reads it later; 0 = none
+
+
+@pytest.fixture(autouse=True)
+def _switches_as_before() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
+    """Fails the test that leaves a switch of JAX turned, and not those that come after it."""
+    config: Any = jax.config
+    switches = [jax.enable_x64, jax.disable_jit, jax.debug_nans, jax.debug_infs, jax.default_device]
+    names = ["jax_enable_x64", "jax_disable_jit", "jax_debug_nans", "jax_debug_infs", "jax_default_device"]
+    before = {name: getattr(config, name) for name in names}
+    yield
+    after = {name: getattr(config, name) for name in names}
+    for switch, name in zip(switches, names, strict=True):
+        if after[name] != before[name]:
+            switch(before[name]).__enter__()
+    assert after == before
 
 
 class _AbsentExtras:

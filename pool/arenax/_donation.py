@@ -22,7 +22,7 @@ from ._copying import await_writers
 from ._errors import NotSteady
 from ._landing import Landing, Rag, SlotLost
 from ._private import second_handle
-from ._programs import WIDE, Programs, run, run_with_host, undisturbed
+from ._programs import WIDE, Programs, run, run_with_host, undisturbed, within
 from ._request import SizeClass
 from ._slot import Slot
 
@@ -190,9 +190,10 @@ class DonatedLanding(Landing):
         elsewhere = value.devices() != {self.device} or value.sharding.memory_kind != home.memory_kind
         if not elsewhere and value is not slot.array and value.unsafe_buffer_pointer() != slot.address:
             return value
-        with undisturbed(), jax.ensure_compile_time_eval():  # For real, also inside a trace.
-            # Donating a buffer that is also an operand is refused, so a copy of the slot's own.
-            return jax.device_put(value, home) if elsewhere else jnp.array(value, copy=True)
+        contexts = (*undisturbed(), jax.ensure_compile_time_eval())  # For real, also inside a trace.
+        # Donating a buffer that is also an operand is refused, so a copy of the slot's own.
+        bring = (lambda: jax.device_put(value, home)) if elsewhere else lambda: jnp.array(value, copy=True)
+        return within(contexts, bring)
 
     def _replace(self, slot: Slot, result: Any) -> None:
         slot.unproven = True

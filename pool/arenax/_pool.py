@@ -126,7 +126,22 @@ class BufferPool:
             raise ValueError(f"slots must be at least 1, got {slots}")
         self.arena.reserve(count_classes(self.planner.spec_classes(example), slots))
 
-    def put(self, batch: Any, with_sizes: bool = False, *, cancel: CancelToken | None = None) -> Any:
+    def planner_for(self, ragged: Any) -> Planner:
+        """Returns what `put` takes as `planner`: ragged axes of one kind of batch, in place of the pool's own.
+
+        Args:
+            ragged: As the constructor's.
+        """
+        return Planner(ragged, self.landing, self.arena.shelf)
+
+    def put(
+        self,
+        batch: Any,
+        with_sizes: bool = False,
+        *,
+        cancel: CancelToken | None = None,
+        planner: Planner | None = None,
+    ) -> Any:
         """Lands a batch in recycled slots; each slot goes back when its array object dies.
 
         The caller's arrays are never aliased: he may overwrite them as soon as this returns. A second array object on
@@ -136,6 +151,7 @@ class BufferPool:
             batch: A pytree of arrays: NumPy arrays of any layout, scalars, `jax.Array`.
             with_sizes: Whether to return ``(batch, sizes)``.
             cancel: Lets another thread end a wait.
+            planner: What `planner_for` returned, for a batch whose ragged axes are not those of the pool.
 
         Returns:
             The same pytree of `jax.Array`, ragged axes padded to their size class; with `with_sizes` also the batch's
@@ -156,7 +172,7 @@ class BufferPool:
              [0. 1.]]
         """
         arena, landing = self.arena, self.landing
-        plan, values, requested, rags = self.planner.plan(batch, with_sizes)
+        plan, values, requested, rags = (planner or self.planner).plan(batch, with_sizes)
         holder = Holder()
         loan = arena.loan(holder, cancel, True)
         try:

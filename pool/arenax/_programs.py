@@ -7,8 +7,8 @@ Such a program runs for real inside a trace and is unaffected by later changes o
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Hashable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
 
 import jax
 
@@ -18,6 +18,8 @@ from ._private import CPP_CALL
 _config: Any = jax.config
 _debug_nans, _debug_infs = jax.debug_nans, jax.debug_infs
 Program = Callable[..., Any]
+Result = TypeVar("Result")
+Context = contextlib.AbstractContextManager[Any]
 WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
 
 
@@ -35,22 +37,46 @@ def run(program: Program, *args: Any) -> Any:
             # Under `disable_jit` a compiled program refuses before it does anything: that flag need not be read.
             if not _config.jax_disable_jit:
                 raise
-    with undisturbed():
-        return program(*args)
+    return within(undisturbed(), program, *args)
 
 
 def run_with_host(program: Program, *args: Any) -> Any:
     """As `run`, for NumPy arguments: a transfer guard would refuse them, and with x64 off a float64 would be cut."""
-    with jax.transfer_guard("allow"), jax.enable_x64(True):
-        return run(program, *args)
+    return within((jax.transfer_guard("allow"), jax.enable_x64(True)), run, program, *args)
 
 
-@contextlib.contextmanager
-def undisturbed() -> Generator[None]:
-    """A scope in which the debugging switches are off."""
+def undisturbed() -> tuple[Context, ...]:
+    """Contexts in which the debugging switches are off."""
     # A program traced under debug_nans loses its donation, and one run under it checks the previous tenant's values.
-    with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
-        yield
+    return jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False)
+
+
+def within(contexts: Sequence[Context], function: Callable[..., Result], *args: Any) -> Result:
+    """Calls `function` within contexts of JAX, as a ``with`` of them would, and leaves them whatever strikes.
+
+    Where an interrupt strikes as the ``__exit__`` of such a context begins, ``with`` goes on without it, and the thread
+    has x64 mode, say, from then on. Each sets what it found on entry, so that leaving it once more does no harm.
+    """
+    begun: list[Context] = []
+    try:
+        for context in contexts:
+            begun.append(context)
+            context.__enter__()
+        return function(*args)
+    finally:
+        try:
+            _leave(begun)
+        except BaseException:
+            _leave(begun)
+            raise
+
+
+def _leave(begun: Sequence[Context]) -> None:
+    for context in reversed(begun):
+        try:
+            context.__exit__(None, None, None)
+        except (AttributeError, RuntimeError):  # The last was struck on entry, which classes and generators say so.
+            pass
 
 
 class Programs:
@@ -112,7 +138,7 @@ class Programs:
         jitted = jax.jit(function, donate_argnums=tuple(donate), keep_unused=True, **self._options)
         # The dtypes of slots, not of a caller's arguments, which follow the mode that he is in.
         wide = wide or any(isinstance(a, jax.ShapeDtypeStruct) and a.dtype.name in WIDE for a in args)
-        with undisturbed(), jax.default_device(self._device), self._counter.watch(), contextlib.ExitStack() as stack:
-            if wide:  # A float64 slot outlives the x64 mode that it was made in.
-                stack.enter_context(jax.enable_x64(True))
-            return jitted.lower(*args).compile()
+        contexts = (*undisturbed(), jax.default_device(self._device), self._counter.watch())
+        if wide:  # A float64 slot outlives the x64 mode that it was made in.
+            contexts = (*contexts, jax.enable_x64(True))
+        return within(contexts, lambda: jitted.lower(*args).compile())

@@ -13,7 +13,7 @@ import attrs
 import jax
 import numpy as np
 
-from ._programs import undisturbed
+from ._programs import undisturbed, within
 from ._request import SizeClass
 
 
@@ -152,12 +152,16 @@ class Stages:
         two kinds of memory it has to copy.
         """
         hops = (self._home, self.pinned) if pinned else (self.pinned, self._home)
-        x: Any = np.zeros(size_class.shape, size_class.dtype)
-        # For real, also inside a trace; explicitly, also under a guard; and as wide as it is.
-        with undisturbed(), jax.ensure_compile_time_eval(), jax.transfer_guard("allow"), jax.enable_x64(True):
+
+        def travel() -> jax.Array:
+            x: Any = np.zeros(size_class.shape, size_class.dtype)
             for hop in hops:
                 x = jax.device_put(x, hop)
             return x.block_until_ready()
+
+        # For real, also inside a trace; explicitly, also under a guard; and as wide as it is.
+        guards = (jax.ensure_compile_time_eval(), jax.transfer_guard("allow"), jax.enable_x64(True))
+        return within((*undisturbed(), *guards), travel)
 
 
 def _view(array: jax.Array) -> np.ndarray[Any, Any]:

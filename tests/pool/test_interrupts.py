@@ -6,12 +6,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
+import jax
 import numpy as np
 import pytest
 
 import arenax
+from arenax._compiles import CompileCounter
+from arenax._programs import Programs, run_with_host
 from arenax.testing import FakeDevice, fail, interrupt
 
 from .operations import OPERATIONS, Bench, Operation, batch, landing_of, read, struck, values, whole
@@ -105,6 +109,27 @@ def test_an_interrupt_while_a_failure_is_cleaned_up(phase: str, name: str) -> No
         fired = at.fired
         whole(bench, operation)
         bench.pool.close()
+
+
+@pytest.mark.parametrize("call", ["compile", "run_with_host"])
+def test_an_interrupt_leaves_no_switch_of_jax_turned(call: str) -> None:
+    """JAX's contexts alone would: struck as its `__exit__` begins, one does not go back."""
+    config: Any = jax.config
+    programs = Programs(jax.devices()[0], True, CompileCounter())
+    wide = jax.ShapeDtypeStruct((), np.dtype("int64"))
+    program = programs.compile(lambda x: x, (wide,), (0,), False)
+    nth, fired = 0, True
+    while fired:
+        nth += 1
+        with struck(KeyboardInterrupt), interrupt(nth, packages=PACKAGES) as at:
+            if call == "compile":
+                programs.compile(lambda x: x + 1, (wide,), (0,), False)
+            else:
+                run_with_host(program, np.int64(1))
+        fired = at.fired
+        switches = (config.jax_enable_x64, config.jax_disable_jit, config.jax_debug_nans, config.jax_default_device)
+        assert switches == (False, False, False, None), at.points[-1]
+    assert nth > 10
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="POSIX only")
