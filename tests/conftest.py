@@ -66,8 +66,9 @@ class _AbsentExtras:
     """Leaves out the doctests of an adapter whose library is not installed: torch.py needs torch, grain.py grain."""
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
-        optional = collection_path.parent.name == "arenax_adapters" and collection_path.stem in {"torch", "grain"}
-        return True if optional and importlib.util.find_spec(collection_path.stem) is None else None
+        needed = {"torch": "torch", "_torch_worker": "torch", "grain": "grain", "_grain_worker": "grain"}
+        library = needed.get(collection_path.stem) if collection_path.parent.name == "arenax_adapters" else None
+        return True if library and importlib.util.find_spec(library) is None else None
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -4,6 +4,7 @@ import os
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
@@ -23,15 +24,17 @@ class Feed:
 
     Attributes:
         pool: Where batches land.
-        with_sizes: Whether batches come with their sizes.
+        land: Lands a batch; the second argument ends its wait.
         site: The file and the line that asked for the batches.
         token: Marks the batches of this consumer, and ends a wait for a slot.
         awaited: Whether somebody waits in `close` for the thread to end.
     """
 
-    def __init__(self, pool: BufferPool, size: int, with_sizes: bool, site: tuple[str, int]) -> None:
+    def __init__(
+        self, pool: BufferPool, size: int, land: Callable[[Any, CancelToken], Any], site: tuple[str, int]
+    ) -> None:
         self.pool = pool
-        self.with_sizes = with_sizes
+        self.land = land
         self.site = site
         self.token = CancelToken()
         self._home = os.getpid()

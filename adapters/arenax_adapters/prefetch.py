@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import jax
 
-from arenax import BufferPool
+from arenax import BufferPool, CancelToken
 from arenax._call_site import caller, work_for
 
 from ._feed import Feed
@@ -68,7 +68,11 @@ def prefetch(iterable: Iterable[Any], pool: BufferPool, size: int = 2, with_size
         raise TypeError(f"size must be an integer, got {size!r}")
     if size < 1:
         raise ValueError(f"size must be at least 1, got {size}")
-    return Prefetcher(iterable, Feed(pool, size, with_sizes, caller()))
+
+    def land(batch: Any, token: CancelToken) -> Any:
+        return pool.put(batch, with_sizes, cancel=token)
+
+    return Prefetcher(iterable, Feed(pool, size, land, caller()))
 
 
 class Prefetcher(Iterator[Any]):
@@ -149,7 +153,7 @@ def _land_ahead(feed: Feed, iterable: Iterable[Any], x64: bool) -> None:
                     batch = next(iterator)
                 except StopIteration:
                     break
-                feed.add(feed.pool.put(batch, feed.with_sizes, cancel=feed.token))
+                feed.add(feed.land(batch, feed.token))
                 del batch
         except StopIteration as e:
             # Of a leaf's `__array__`, say: it would end the consumer's loop in silence (PEP 479).

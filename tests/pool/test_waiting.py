@@ -95,7 +95,42 @@ def test_nobody_barges_in_before_one_who_waits_for_the_same_class(make_pool: Mak
     held.pop().release()
     late = Thread(lambda: pool.put(ROW))
     waiting(pool, 2)
-    assert pool.stats().leased_count == 1  # The free slot is kept for the first in the line.
+    pool.check()  # Ends the loan that was released, which `both`, on duty, may have in its hand and not have ended yet.
+    stats = pool.stats()
+    assert (stats.leased_count, stats.hit_count) == (1, 2)  # The free slot is kept for the first in the line.
+    waiting(pool, 2)
+    held.pop().release()
+    assert len(both.finish()) == 2
+    both.result = None
+    late.finish()
+
+
+def test_nobody_barges_in_while_the_first_has_a_return_in_its_hand(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From Python 3.13 on, `SimpleQueue.put` hands its item straight to who waits for it, before that thread runs."""
+    pool = one_slot(make_pool, slots=2)
+    held = [pool.lease((4,), "uint8") for _ in range(2)]
+    settle, in_hand, go_on = pool.arena.settle, threading.Event(), threading.Event()
+
+    def slow(returns: Any = ()) -> None:
+        if returns:
+            in_hand.set()
+            assert go_on.wait(30)
+        settle(returns)
+
+    monkeypatch.setattr(pool.arena, "settle", slow)
+    both = Thread(lambda: pool.put([ROW, ROW]))
+    waiting(pool, 1)
+    held.pop().release()
+    assert in_hand.wait(30)
+    late = Thread(lambda: pool.put(ROW))
+    waiting(pool, 2)
+    pool.check()  # Finds that the loan is over, and ends it.
+    stats = pool.stats()
+    assert (stats.leased_count, stats.hit_count) == (1, 2)
+    waiting(pool, 2)
+    go_on.set()
     held.pop().release()
     assert len(both.finish()) == 2
     both.result = None

@@ -1,0 +1,125 @@
+"""The landing of a loader's batches: arrays of whatever tree into the pool, the rest passed through."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from arenax import BufferPool, CancelToken, Ragged
+from arenax._request import canonical_dtype
+
+from .shared import Packed, Padded, Segment
+
+LANDINGS = ("copy", "adopt")
+_ALIGN = 64
+_HELD = 3
+_ARRAYS = (np.ndarray, np.generic, jax.Array, Padded)
+
+
+class Lander:
+    """Brings batches into a pool.
+
+    Args:
+        pool: Where they land.
+        ragged: None for the pool's own ragged axes, or those of these batches; then they come with their sizes.
+        landing: ``"copy"``, or ``"adopt"``: arrays in a worker's shared slot become JAX's where they are, on CPU.
+
+    Attributes:
+        adopted_count: Arrays that were adopted.
+        overflow_count: Batches that found no free shared slot and came as ordinary arrays.
+        held: Batches of a worker whose shared slots the consumer and his computations may still have.
+
+    Raises:
+        TypeError: Where `pool` is no `BufferPool`.
+        ValueError: For another `landing`, or ``"adopt"`` on another device than a CPU.
+    """
+
+    def __init__(self, pool: BufferPool, ragged: Any, landing: str) -> None:
+        if not isinstance(pool, BufferPool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"pool must be an arenax.BufferPool, got {type(pool).__name__}")
+        if landing not in LANDINGS:
+            raise ValueError(f"landing must be one of {', '.join(LANDINGS)}, got {landing!r}")
+        if landing == "adopt" and getattr(pool.landing.device, "platform", None) != "cpu":
+            raise ValueError(f'landing="adopt" is for CPU devices alone; the pool is on {pool.landing.name}')
+        self.pool = pool
+        self.adopted_count = self.overflow_count = 0
+        self.held = _HELD if landing == "adopt" else 0
+        self.adopts = landing == "adopt"
+        self._device = pool.landing.device
+        self._with_sizes = ragged is not None
+        self._planner = pool.planner_for(ragged) if ragged is not None else None
+
+    def land(self, batch: Any, segment: Segment | None, cancel: CancelToken | None = None) -> Any:
+        """Lands a batch as it comes from a loader, and frees its shared slot if it has one.
+
+        Args:
+            batch: A `Packed` from a worker, or the batch's tree.
+            segment: What it was packed in.
+            cancel: Lets another thread end a wait for a slot.
+
+        Returns:
+            As a call of this.
+        """
+        if not isinstance(batch, Packed):
+            return self(batch, cancel)
+        if batch.overflowed:
+            self.overflow_count += 1
+            if segment is not None:
+                segment.overflowed()
+        shared = self.adopts and not batch.overflowed
+        try:
+            return self(batch.tree, cancel, shared)
+        finally:
+            if not shared:
+                batch.release()
+
+    def __call__(self, tree: Any, cancel: CancelToken | None = None, shared: bool = False) -> Any:
+        """Lands a batch.
+
+        Args:
+            tree: Its tree: NumPy arrays, and `Padded` ones, land; texts, numbers and other objects stay.
+            cancel: Lets another thread end a wait for a slot.
+            shared: Whether its arrays lie in a shared slot, for ``"adopt"``.
+
+        Returns:
+            The tree with a `jax.Array` for each array; with `ragged`, ``(tree, sizes)``.
+        """
+        leaves, treedef = jax.tree.flatten(tree)
+        adopted = {i: y for i, x in enumerate(leaves) if (y := self._adopted(x)) is not None} if shared else {}
+        arrays = {i for i, x in enumerate(leaves) if _lands(x)} - adopted.keys()
+        # A leaf that stays is none at all to the pool, but keeps its place.
+        hosts = [(x.valid() if isinstance(x, Padded) else x) if i in arrays else None for i, x in enumerate(leaves)]
+        landed = self.pool.put(treedef.unflatten(hosts), self._with_sizes, cancel=cancel, planner=self._planner)
+        if len(arrays) == len(leaves):
+            return landed
+        sizes: Any = None
+        if self._with_sizes:
+            landed, sizes = landed
+            sizes = treedef.flatten_up_to(sizes)
+            for i in adopted:
+                if isinstance(x := leaves[i], Padded):
+                    sizes[i] = self.pool.put(np.int32(x.extent), cancel=cancel)
+        found = treedef.flatten_up_to(landed)
+        batch = treedef.unflatten([found[i] if i in arrays else adopted.get(i, x) for i, x in enumerate(leaves)])
+        return (batch, treedef.unflatten(sizes)) if self._with_sizes else batch
+
+    def _adopted(self, leaf: Any) -> jax.Array | None:
+        """The array as a `jax.Array` on the same memory, which keeps it; None where JAX would have to copy it."""
+        array = leaf.array if isinstance(leaf, Padded) and leaf.dtype is None else leaf
+        if not self.adopts or not isinstance(array, np.ndarray) or not array.nbytes or not array.flags.c_contiguous:
+            return None
+        address = array.__array_interface__["data"][0]
+        if address % _ALIGN or canonical_dtype(array.dtype) != array.dtype:
+            return None
+        self.adopted_count += 1
+        return jax.device_put(array, self._device)
+
+
+def _lands(leaf: Any) -> bool:
+    return isinstance(leaf, _ARRAYS) and not (isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "OSU")
+
+
+def each_ragged(ragged: Any, make: Callable[[Ragged], Any]) -> Any:
+    """The tree of `ragged` with what `make` makes of each `Ragged` in it."""
+    return jax.tree.map(lambda r: None if r is None else make(r), ragged, is_leaf=lambda r: r is None)

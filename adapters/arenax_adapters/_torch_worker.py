@@ -1,0 +1,151 @@
+"""What runs in a worker of torch's: collates each batch in a shared slot. Imports torch and NumPy, never jax.
+
+torch's own functions do the collating, so that values, dtypes and containers are torch's; only where a stack of tensors
+is written differs.
+"""
+
+import copy
+import dataclasses
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
+
+from ._packed import Padded
+from ._tree import map_tree
+from ._writer import Empty, Writer, filling
+
+# Of the same size, for dtypes that NumPy has no name for.
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_here = threading.local()  # .empty: makes what stacks are written to; .rag: how they are padded.
+
+
+@dataclasses.dataclass(frozen=True)
+class Rag:
+    """`arenax.Ragged` without jax: an axis of the batch, the capacities of that axis, and what the padding holds."""
+
+    axis: int
+    boundaries: tuple[int, ...]
+    pad_value: Any
+
+    def capacity(self, size: int) -> int:
+        """The size class, or `size` itself where it is above the largest, which the parent's landing refuses."""
+        at = bisect_left(self.boundaries, size)
+        return self.boundaries[at] if at < len(self.boundaries) else size
+
+
+class Collate:
+    """A `collate_fn` that writes the batch to a slot and returns what is to be sent of it.
+
+    Args:
+        user: The loader's `collate_fn`, or torch's own.
+        writer: Where batches are packed; None where they are not sent.
+        ragged: None, a `Rag`, or a tree of them like a sample's.
+    """
+
+    def __init__(self, user: Callable[[Any], Any], writer: Writer | None, ragged: Any) -> None:
+        self._user, self._writer, self._ragged = user, writer, ragged
+
+    def __call__(self, samples: Any) -> Any:
+        writer = self._writer
+        if writer is None:
+            return map_tree(as_numpy, self._collate(samples))
+        if default_collate_fn_map.get(torch.Tensor) is collate_tensor_fn:  # This process is a worker's own.
+            default_collate_fn_map[torch.Tensor] = _collate_tensors
+        with filling(writer) as empty:
+            _here.empty = empty
+            try:
+                return writer.pack(map_tree(as_numpy, self._collate(samples)))
+            finally:
+                _here.empty = None
+
+    def _collate(self, samples: Any) -> Any:
+        if self._user is not default_collate or self._ragged is None:
+            return self._user(samples)
+        return _collate_ragged(samples, self._ragged, {**default_collate_fn_map, torch.Tensor: _collate_tensors})
+
+
+def as_numpy(leaf: Any) -> Any:
+    """A tensor as the array on its memory, a `Padded` one where NumPy lacks its dtype; anything else as it is."""
+    if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or leaf.device.type != "cpu":
+        return leaf
+    pad = getattr(leaf, "arenax_padding", None)
+    tensor = leaf.detach().resolve_conj().resolve_neg()
+    dtype = None
+    try:
+        array = tensor.numpy()
+    except (TypeError, RuntimeError):
+        bits = _BITS.get(tensor.element_size())
+        if bits is None or tensor.is_quantized:
+            return leaf
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        array = tensor.view(bits).numpy()
+    if pad is not None:
+        return Padded(array, dtype, *pad)
+    return array if dtype is None else Padded(array, dtype)
+
+
+def _collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> Any:
+    """Stacks tensors as torch does, in the slot of this batch, with the rows padded where the leaf is ragged."""
+    first = batch[0]
+    empty: Empty | None = getattr(_here, "empty", None)
+    rag: Rag | None = getattr(_here, "rag", None)
+    plain = first.is_nested or first.layout is not torch.strided or first.device.type != "cpu" or first.is_quantized
+    if plain or (empty is None and rag is None):
+        return collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
+    rank = first.dim() + 1
+    if rag is None or not -rank <= rag.axis < rank:
+        return torch.stack(batch, 0, out=_empty(empty, (len(batch), *first.shape), first.dtype))
+    axis = rag.axis % rank
+    if axis == 0:
+        extent, shape = len(batch), (rag.capacity(len(batch)), *first.shape)
+        out = _empty(empty, shape, first.dtype)
+        torch.stack(batch, 0, out=out[:extent])
+        out[extent:].fill_(rag.pad_value)
+    else:
+        extent = max(x.shape[axis - 1] for x in batch)
+        shape = (len(batch), *first.shape[: axis - 1], rag.capacity(extent), *first.shape[axis:])
+        out = _empty(empty, shape, first.dtype)
+        for row, x in zip(out, batch, strict=True):
+            size = x.shape[axis - 1]
+            row.narrow(axis - 1, 0, size).copy_(x)
+            row.narrow(axis - 1, size, shape[axis] - size).fill_(rag.pad_value)
+    out.arenax_padding = (axis, extent)
+    return out
+
+
+def _empty(empty: Empty | None, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    if empty is None:
+        return torch.empty(shape, dtype=dtype)
+    count = int(np.prod(shape, dtype=np.int64))
+    # Of the slot's bytes, since NumPy may have no name for the dtype.
+    return torch.from_numpy(empty((count * dtype.itemsize,), np.uint8)).view(dtype).view(shape)
+
+
+def _collate_ragged(samples: Any, ragged: Any, functions: Any) -> Any:
+    """Collates as torch does, each part of the samples under the `Rag` that `ragged` has for it."""
+    if ragged is None or isinstance(ragged, Rag):
+        _here.rag = ragged
+        try:
+            return collate(samples, collate_fn_map=functions)
+        finally:
+            _here.rag = None
+    first = samples[0]
+    if isinstance(first, Mapping):
+        if set(first) != set(ragged):
+            raise ValueError(f"ragged has the keys {sorted(map(str, ragged))}, the samples {sorted(map(str, first))}")
+        found = {key: _collate_ragged([s[key] for s in samples], ragged[key], functions) for key in first}
+        if isinstance(first, MutableMapping):
+            clone = copy.copy(cast(Any, first))
+            clone.update(found)
+            return clone
+        return cast(Any, type(first))(found)
+    if len(first) != len(ragged):
+        raise ValueError(f"ragged has {len(ragged)} entries, the samples {len(first)}")
+    parts = [_collate_ragged(part, r, functions) for part, r in zip(zip(*samples, strict=True), ragged, strict=True)]
+    return type(first)(*parts) if hasattr(first, "_fields") else parts

@@ -1,0 +1,206 @@
+"""torch's `DataLoader`, with batches that are pooled `jax.Array`s: change the import, and train in JAX."""
+
+import copy
+import warnings
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from arenax import BufferPool, CancelToken
+from arenax._call_site import caller
+
+from ._feed import Feed
+from ._land import LANDINGS, Lander, each_ragged
+from .prefetch import Prefetcher
+from .shared import Segment
+
+try:
+    import torch.utils.data as torch_data
+except ImportError as e:
+    raise ImportError('arenax_adapters.torch needs torch: pip install "arenax[torch]"') from e
+
+from ._torch_worker import Collate, Rag
+
+
+class DataLoader(torch_data.DataLoader[Any]):
+    """`torch.utils.data.DataLoader`, whose batches are pytrees of pooled `jax.Array`s.
+
+    Values, order, samplers, seeds and attributes are torch's, and so is everything that a dataset, a sampler or a
+    `collate_fn` may be. Workers write each batch into shared memory that was allocated once, instead of a new file for
+    every array of every batch; from there it lands in the pool's slots. An array goes back to the pool when it is
+    dropped, and may be kept for as long as it is needed.
+
+    What differs from torch's: a batch's tensors are `jax.Array`s, with JAX's dtypes (int64 becomes int32 unless x64 is
+    on). After a killed worker or an interrupt the next epoch works, with `persistent_workers` too. `pin_memory` is
+    accepted and does nothing: the pool's own landing pins what must be. Texts and other objects pass through.
+
+    Args:
+        dataset: A map-style or iterable dataset of tensors, NumPy arrays and numbers, in tuples, named tuples, lists
+            and dicts.
+        *args: As torch's.
+        pool: Where the batches land; a pool of the loader's own by default.
+        ragged: Axes that vary, as `BufferPool` takes them; axes count in the batch, where axis 0 is the samples. Rows
+            of unequal length are padded to their size class, and the loader gives ``(batch, sizes)``.
+        prefetch: Batches to land ahead of the loop, in a thread; 0 lands each when it is asked for.
+        landing: ``"copy"`` lands batches in the pool. ``"adopt"``, on CPU, hands the workers' memory to JAX without a
+            copy: such arrays are none of the pool's slots, are counted in `adopted_count`, are copied where a step
+            donates them, and keep their worker's slot until they and all computations on them are done; a loop that
+            holds batches exhausts the slots, and further batches come the slow way.
+        **kwargs: As torch's.
+
+    Attributes:
+        pool: The pool.
+
+    Raises:
+        TypeError: For a `pool` that is none, or what torch refuses.
+        ValueError: For a negative `prefetch`, another `landing`, or what torch refuses.
+
+    Example:
+        >>> import arenax, numpy as np
+        >>> from arenax_adapters.torch import DataLoader
+        >>> samples = [{"x": np.full(3, i, np.float32), "y": i} for i in range(4)]
+        >>> with arenax.BufferPool() as pool:
+        ...     for batch in DataLoader(samples, batch_size=2, pool=pool):
+        ...         print(type(batch["x"]).__name__, batch["x"].shape, batch["y"])
+        ArrayImpl (2, 3) [0 1]
+        ArrayImpl (2, 3) [2 3]
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *args: Any,
+        pool: BufferPool | None = None,
+        ragged: Any = None,
+        prefetch: int = 0,
+        landing: str = LANDINGS[0],
+        **kwargs: Any,
+    ) -> None:
+        if isinstance(prefetch, bool) or not isinstance(prefetch, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"prefetch must be an integer, got {prefetch!r}")
+        if prefetch < 0:
+            raise ValueError(f"prefetch must be at least 0, got {prefetch}")
+        super().__init__(dataset, *args, **kwargs)
+        self.pool = BufferPool() if pool is None else pool
+        self.prefetch = prefetch
+        default = self.collate_fn is torch_data.default_collate
+        # torch gives lists for the tuples of samples.
+        self._lander = Lander(self.pool, _with_lists(ragged) if default else ragged, landing)
+        self._rags = each_ragged(ragged, lambda r: Rag(r.axis, r.size_classes.boundaries, r.pad_value))
+        self._kept: _Source | None = None
+        if self.pin_memory:
+            warnings.warn(
+                "pin_memory=True is not needed: the pool's landing pins what must be pinned", UserWarning, stacklevel=2
+            )
+
+    @property
+    def adopted_count(self) -> int:
+        """Arrays that were adopted, with ``landing="adopt"``."""
+        return self._lander.adopted_count
+
+    @property
+    def overflow_count(self) -> int:
+        """Batches that found no free shared slot and came as ordinary arrays."""
+        return self._lander.overflow_count
+
+    def __iter__(self) -> Any:
+        batches = _Batches(self, self._source())
+        if not self.prefetch:
+            return batches
+        return Prefetcher(batches.packed(), Feed(self.pool, self.prefetch, batches.land, caller()))
+
+    def _source(self) -> "_Source":
+        """The workers: of this epoch, or those that persist."""
+        kept = self._kept
+        if kept is not None and kept.again():
+            return kept
+        source = _Source(self)
+        if self.persistent_workers:
+            self._kept = source
+        return source
+
+
+class _Source:
+    """torch's iterator, its workers and their segment."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        self.segment: Segment | None = None
+        self._view = view = copy.copy(loader)
+        writer = None
+        if loader.num_workers:
+            ahead = loader.prefetch_factor or 1
+            # torch asks a worker for one more before the batch that it gave has landed.
+            self.segment = Segment(loader.num_workers, min(64, ahead + 1 + loader._lander.held))
+            weakref.finalize(self, self.segment.close)
+            writer = self.segment.writer()
+        view.collate_fn = Collate(loader.collate_fn, writer, loader._rags)
+        view.pin_memory = False
+        self._iterator: Any = torch_data.DataLoader._get_iterator(view)
+        self._broken = False
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            raise
+        except BaseException as e:
+            if not isinstance(e, Exception) or not self._alive():
+                self.close()
+            raise
+
+    def again(self) -> bool:
+        """Begins another epoch with the workers that are there; False where they are not to be used."""
+        if self._broken or not self._alive():
+            self.close()
+            return False
+        try:
+            self._iterator._reset(self._view)
+        except RuntimeError:
+            self.close()
+            return False
+        return True
+
+    def close(self) -> None:
+        """Ends the workers. What torch counts of batches under way may be wrong after an interrupt."""
+        self._broken = True
+        self._iterator._shutdown_workers()
+
+    def _alive(self) -> bool:
+        return all(worker.is_alive() for worker in getattr(self._iterator, "_workers", ()))
+
+
+class _Batches(Iterator[Any]):
+    """One epoch, landed batch by batch as the loop asks."""
+
+    def __init__(self, loader: DataLoader, source: _Source) -> None:
+        self._loader = loader
+        self._source = source
+
+    def __next__(self) -> Any:
+        return self.land(next(self._source))
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def packed(self) -> Iterator[Any]:
+        """The batches before they are landed, for a thread that lands ahead."""
+        source = self._source
+        while True:
+            try:
+                yield next(source)
+            except StopIteration:
+                return
+
+    def land(self, batch: Any, cancel: CancelToken | None = None) -> Any:
+        """Lands a batch and frees its shared slot."""
+        return self._loader._lander.land(batch, self._source.segment, cancel)
+
+
+def _with_lists(ragged: Any) -> Any:
+    if isinstance(ragged, dict):
+        return {key: _with_lists(value) for key, value in ragged.items()}
+    if isinstance(ragged, tuple) and not hasattr(ragged, "_fields"):
+        return [_with_lists(value) for value in ragged]
+    if isinstance(ragged, list):
+        return [_with_lists(value) for value in ragged]
+    return ragged
