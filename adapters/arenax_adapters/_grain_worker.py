@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import grain
+import grain  # pyright: ignore[reportMissingTypeStubs]
 import numpy as np
 
 from ._packed import Packed
@@ -65,6 +65,6 @@ class Pack(grain.transforms.Map):
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
 
-    def map(self, element: Any) -> Packed:
+    def map(self, element: Any) -> Packed:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Packs a batch."""
         return self._writer.pack(element)

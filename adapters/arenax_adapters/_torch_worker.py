@@ -115,7 +115,8 @@ def _collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> Any:
             size = x.shape[axis - 1]
             row.narrow(axis - 1, 0, size).copy_(x)
             row.narrow(axis - 1, size, shape[axis] - size).fill_(rag.pad_value)
-    out.arenax_padding = (axis, extent)
+    padded: Any = out  # A tensor takes attributes, and `as_numpy` finds it again.
+    padded.arenax_padding = (axis, extent)
     return out
 
 

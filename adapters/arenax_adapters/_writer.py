@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Generator
@@ -15,10 +16,8 @@ from ._packed import FREE, SENT, Extent, Packed, Padded, Place
 from ._tree import leaves_of, map_tree
 from ._worker import prepare_worker
 
-try:
+if sys.platform != "win32":
     import fcntl
-except ImportError:  # Windows, which has no memfd either.
-    pass
 
 ALIGN = 64  # XLA takes memory as its own without a copy from such addresses on.
 STATES = 4096  # Bytes of states a worker: whether it is there, then its slots; those that were outgrown count on.
@@ -167,7 +166,7 @@ class Writer:
 
         A region is never given twice, since the parent may still read what a worker that died has sent.
         """
-        if self._file is None:
+        if self._file is None or sys.platform == "win32":
             return None
         if os.getpid() != self._token[0]:
             prepare_worker()

@@ -17,7 +17,7 @@ from ._writer import Writer
 from .shared import Segment
 
 try:
-    import grain
+    import grain  # pyright: ignore[reportMissingTypeStubs]
 except ImportError as e:
     raise ImportError('arenax_adapters.grain needs grain: pip install "arenax[grain]"') from e
 

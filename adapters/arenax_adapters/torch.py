@@ -4,7 +4,7 @@ import copy
 import warnings
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from arenax import BufferPool, CancelToken
 from arenax._call_site import caller
@@ -104,7 +104,7 @@ class DataLoader(torch_data.DataLoader[Any]):
         return self._lander.overflow_count
 
     def __iter__(self) -> Any:
-        batches = _Batches(self, self._source())
+        batches = _Batches(self, self._source(), self._lander)
         if not self.prefetch:
             return batches
         return Prefetcher(batches.packed(), Feed(self.pool, self.prefetch, batches.land, caller()))
@@ -114,7 +114,7 @@ class DataLoader(torch_data.DataLoader[Any]):
         kept = self._kept
         if kept is not None and kept.again():
             return kept
-        source = _Source(self)
+        source = _Source(self, self._lander.held, self._rags)
         if self.persistent_workers:
             self._kept = source
         return source
@@ -123,19 +123,19 @@ class DataLoader(torch_data.DataLoader[Any]):
 class _Source:
     """torch's iterator, its workers and their segment."""
 
-    def __init__(self, loader: DataLoader) -> None:
+    def __init__(self, loader: DataLoader, held: int, ragged: Any) -> None:
         self.segment: Segment | None = None
         self._view = view = copy.copy(loader)
         writer = None
         if loader.num_workers:
             ahead = loader.prefetch_factor or 1
             # torch asks a worker for one more before the batch that it gave has landed.
-            self.segment = Segment(loader.num_workers, min(64, ahead + 1 + loader._lander.held))
+            self.segment = Segment(loader.num_workers, min(64, ahead + 1 + held))
             weakref.finalize(self, self.segment.close)
             writer = self.segment.writer()
-        view.collate_fn = Collate(loader.collate_fn, writer, loader._rags)
+        view.collate_fn = Collate(loader.collate_fn, writer, ragged)
         view.pin_memory = False
-        self._iterator: Any = torch_data.DataLoader._get_iterator(view)
+        self._iterator: Any = cast(Any, torch_data.DataLoader)._get_iterator(view)
         self._broken = False
 
     def __next__(self) -> Any:
@@ -172,9 +172,8 @@ class _Source:
 class _Batches(Iterator[Any]):
     """One epoch, landed batch by batch as the loop asks."""
 
-    def __init__(self, loader: DataLoader, source: _Source) -> None:
-        self._loader = loader
-        self._source = source
+    def __init__(self, loader: DataLoader, source: _Source, lander: Lander) -> None:
+        self._loader, self._source, self._lander = loader, source, lander
 
     def __next__(self) -> Any:
         return self.land(next(self._source))
@@ -193,7 +192,7 @@ class _Batches(Iterator[Any]):
 
     def land(self, batch: Any, cancel: CancelToken | None = None) -> Any:
         """Lands a batch and frees its shared slot."""
-        return self._loader._lander.land(batch, self._source.segment, cancel)
+        return self._lander.land(batch, self._source.segment, cancel)
 
 
 def _with_lists(ragged: Any) -> Any:

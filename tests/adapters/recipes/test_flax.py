@@ -11,12 +11,11 @@ pytest.importorskip("optax")
 
 
 def test_nnx_losses_are_those_without_the_pool():
-    import optax
     from flax import nnx
 
     recipe = run_recipe("Flax NNX")
     model = nnx.Linear(4, 1, rngs=nnx.Rngs(0))
-    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(model, recipe["optax"].adam(0.1), wrt=nnx.Param)
     losses = losses_by_hand(
         recipe["batches"](),
         None,  # The model and the optimizer are updated in place.
@@ -28,11 +27,11 @@ def test_nnx_losses_are_those_without_the_pool():
 
 
 def test_linen_losses_are_those_without_the_pool():
-    import optax
     from flax.training.train_state import TrainState
 
     recipe = run_recipe("Flax Linen")
-    state = TrainState.create(apply_fn=recipe["model"].apply, params=recipe["params"], tx=optax.adam(0.1))
+    params = recipe["model"].init(jax.random.key(0), jnp.zeros((1, 4)))["params"]
+    state = TrainState.create(apply_fn=recipe["model"].apply, params=params, tx=recipe["optax"].adam(0.1))
     losses = losses_by_hand(recipe["batches"](), state, recipe["gradient"], recipe["apply"])
     assert recipe["losses"] == losses
     assert recipe["pool"].stats().creation_count == 2 + 3
