@@ -166,7 +166,7 @@ class Writer:
 
         A region is never given twice, since the parent may still read what a worker that died has sent.
         """
-        if self._file is None or sys.platform == "win32":
+        if sys.platform == "win32" or self._file is None:
             return None
         if os.getpid() != self._token[0]:
             prepare_worker()

@@ -80,12 +80,15 @@ def accumulate(pool: BufferPool, like: Any, dtype: Any = None) -> "Accumulator":
     """Sums trees, such as the gradients of micro-batches, in slots of the pool.
 
     The slots are drawn here, one a leaf, set to zero, and go back at the end of the ``with``. `Accumulator.add` adds to
-    them in place: each add after the first allocates and compiles nothing, and the sums stay where they are, so that
-    one accumulator can serve a whole run, with `Accumulator.reset` after each optimizer step.
+    them in place, by one small program a leaf: each add after the first allocates and compiles nothing, and the sums
+    stay where they are, so that one accumulator can serve a whole run, with `Accumulator.reset` after each optimizer
+    step.
 
     Args:
-        pool: Where the slots are drawn. A pool that uses reserved slots only needs one more for each leaf:
-            ``pool.reserve(like, slots=1)``, of a tree with the dtypes of the sums.
+        pool: Where the slots are drawn. One that uses reserved slots only needs another for each leaf:
+            ``pool.reserve(like, slots=1)``, of a tree with the dtypes of the sums. This also spares you the pool's
+            warning that it grows, where 64 leaves or more have the same shape. In a pool with ragged axes, `reserve`
+            makes size classes instead of exact shapes: give the sums a pool of their own then.
         like: A pytree of arrays, `jax.ShapeDtypeStruct` or `arenax.ArraySpec`, such as the parameters or their
             gradients: the structure, shapes and dtypes of what is added.
         dtype: The dtype of all sums, such as ``"float32"`` for bfloat16 gradients; None is the dtype of each leaf.

@@ -144,13 +144,14 @@ class _Source:
         except StopIteration:
             raise
         except BaseException as e:
-            if not isinstance(e, Exception) or not self._alive():
+            # Not where a sample was bad: torch goes on with the next batch. One that has ended its share exits with 0.
+            if not isinstance(e, Exception) or any(worker.exitcode for worker in self._workers()):
                 self.close()
             raise
 
     def again(self) -> bool:
         """Begins another epoch with the workers that are there; False where they are not to be used."""
-        if self._broken or not self._alive():
+        if self._broken or not all(worker.is_alive() for worker in self._workers()):
             self.close()
             return False
         try:
@@ -163,10 +164,11 @@ class _Source:
     def close(self) -> None:
         """Ends the workers. What torch counts of batches under way may be wrong after an interrupt."""
         self._broken = True
-        self._iterator._shutdown_workers()
+        if self._workers():
+            self._iterator._shutdown_workers()
 
-    def _alive(self) -> bool:
-        return all(worker.is_alive() for worker in getattr(self._iterator, "_workers", ()))
+    def _workers(self) -> Any:
+        return getattr(self._iterator, "_workers", ())
 
 
 class _Batches(Iterator[Any]):

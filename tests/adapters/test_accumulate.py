@@ -176,6 +176,16 @@ def test_a_pool_of_another_device(make_pool: MakePool):
         assert_equal(total.mean(), tree_of(3))
 
 
+def test_many_leaves_of_one_shape_that_were_reserved_bring_no_warning(make_pool: MakePool):
+    pool = make_pool()
+    like = [np.zeros(2, np.float32)] * 100
+    pool.reserve(like, slots=1)
+    with accumulate(pool, like) as total:
+        total.add(like)
+    assert_nothing_left(pool)
+    assert pool.stats().slot_count == 100
+
+
 def test_a_tree_without_leaves(make_pool: MakePool):
     with accumulate(make_pool(), {"none": None}) as total:
         total.add({"none": None})
