@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Generator
@@ -15,9 +14,6 @@ from ._mapping import PAGE, Mapping, SharedFile
 from ._packed import FREE, SENT, Extent, Packed, Padded, Place
 from ._tree import leaves_of, map_tree
 from ._worker import prepare_worker
-
-if sys.platform != "win32":
-    import fcntl
 
 ALIGN = 64  # XLA takes memory as its own without a copy from such addresses on.
 STATES = 4096  # Bytes of states a worker: whether it is there, then its slots; those that were outgrown count on.
@@ -166,8 +162,10 @@ class Writer:
 
         A region is never given twice, since the parent may still read what a worker that died has sent.
         """
-        if sys.platform == "win32" or self._file is None:
+        if self._file is None:
             return None
+        import fcntl  # Windows has none, and no memfd.
+
         if os.getpid() != self._token[0]:
             prepare_worker()
         fd = self._file.fd()
