@@ -9,10 +9,10 @@ import numpy as np
 from arenax import BufferPool, CancelToken, Ragged
 from arenax._request import canonical_dtype
 
+from ._writer import ALIGN
 from .shared import Packed, Padded, Segment
 
 LANDINGS = ("copy", "adopt")
-_ALIGN = 64
 _HELD = 3
 _ARRAYS = (np.ndarray, np.generic, jax.Array, Padded)
 
@@ -46,7 +46,9 @@ class Lander:
         self.adopted_count = self.overflow_count = 0
         self.held = _HELD if landing == "adopt" else 0
         self.adopts = landing == "adopt"
-        self._device = pool.landing.device
+        self._device, self._committed = pool.landing.device, pool.placement is not None
+        self._ragged = pool.ragged if ragged is None else ragged
+        self._specs: dict[Any, list[Ragged | None]] = {}
         self._with_sizes = ragged is not None
         self._planner = pool.planner_for(ragged) if ragged is not None else None
 
@@ -86,7 +88,7 @@ class Lander:
             The tree with a `jax.Array` for each array; with `ragged`, ``(tree, sizes)``.
         """
         leaves, treedef = jax.tree.flatten(tree)
-        adopted = {i: y for i, x in enumerate(leaves) if (y := self._adopted(x)) is not None} if shared else {}
+        adopted = self._adopt(tree, leaves, treedef) if shared else {}
         arrays = {i for i, x in enumerate(leaves) if _lands(x)} - adopted.keys()
         # A leaf that stays is none at all to the pool, but keeps its place.
         hosts = [(x.valid() if isinstance(x, Padded) else x) if i in arrays else None for i, x in enumerate(leaves)]
@@ -104,16 +106,38 @@ class Lander:
         batch = treedef.unflatten([found[i] if i in arrays else adopted.get(i, x) for i, x in enumerate(leaves)])
         return (batch, treedef.unflatten(sizes)) if self._with_sizes else batch
 
-    def _adopted(self, leaf: Any) -> jax.Array | None:
-        """The array as a `jax.Array` on the same memory, which keeps it; None where JAX would have to copy it."""
-        array = leaf.array if isinstance(leaf, Padded) and leaf.dtype is None else leaf
-        if not self.adopts or not isinstance(array, np.ndarray) or not array.nbytes or not array.flags.c_contiguous:
-            return None
-        address = array.__array_interface__["data"][0]
-        if address % _ALIGN or canonical_dtype(array.dtype) != array.dtype:
-            return None
-        self.adopted_count += 1
-        return jax.device_put(array, self._device)
+    def _adopt(self, tree: Any, leaves: list[Any], treedef: Any) -> dict[int, jax.Array]:
+        """JAX's own arrays on the memory of those leaves that it can take as they are; they keep it."""
+        specs = self._specs.get(treedef)
+        if specs is None:
+            try:
+                full = jax.tree.broadcast(self._ragged, tree, is_leaf=lambda r: r is None)
+            except ValueError:  # The pool has a better message for it.
+                return {}
+            specs = self._specs[treedef] = treedef.flatten_up_to(full)
+        adopted: dict[int, jax.Array] = {}
+        for i, (leaf, ragged) in enumerate(zip(leaves, specs, strict=True)):
+            array = leaf.array if isinstance(leaf, Padded) else leaf
+            if not isinstance(array, np.ndarray) or not array.nbytes or not array.flags.c_contiguous:
+                continue
+            if ragged is not None and not _is_padded(leaf, ragged):
+                continue
+            address = array.__array_interface__["data"][0]
+            if address % ALIGN or canonical_dtype(array.dtype) != array.dtype:
+                continue
+            with jax.default_device(self._device):
+                x = jax.device_put(array, self._device if self._committed else None)
+            if x.unsafe_buffer_pointer() == address:
+                adopted[i] = x
+                self.adopted_count += 1
+        return adopted
+
+
+def _is_padded(leaf: Any, ragged: Ragged) -> bool:
+    """Whether a worker has padded it to its size class."""
+    if not isinstance(leaf, Padded) or leaf.axis is None or leaf.extent > ragged.size_classes.boundaries[-1]:
+        return False
+    return leaf.array.shape[leaf.axis] == ragged.size_classes.class_of(leaf.extent)
 
 
 def _lands(leaf: Any) -> bool:
