@@ -7,7 +7,10 @@ import grain  # pyright: ignore[reportMissingTypeStubs]
 import numpy as np
 
 from ._packed import Packed
+from ._tree import like
 from ._writer import Empty, Writer, filling
+
+_VALUES = (np.ndarray, np.generic, int, float, complex, str, bytes)
 
 
 def batch_fn(samples: Sequence[Any]) -> Any:
@@ -43,13 +46,16 @@ def _stack(samples: Sequence[Any], empty: Empty, name: str) -> Any:
         keys = cast(Any, first).keys()
         if any(not isinstance(s, Mapping) or s.keys() != keys for s in samples):
             raise ValueError(f"the samples differ in the keys of {name}")
-        return {key: _stack([s[key] for s in samples], empty, f"{name}[{key!r}]") for key in keys}
+        return like(first, {key: _stack([s[key] for s in samples], empty, f"{name}[{key!r}]") for key in keys})
     if isinstance(first, tuple | list):
         if any(type(s) is not type(first) or len(s) != len(cast(Any, first)) for s in samples):
             raise ValueError(f"the samples differ in the length or type of {name}")
         parts = [_stack(part, empty, f"{name}[{i}]") for i, part in enumerate(zip(*samples, strict=True))]
         kind: Any = cast(Any, type(first))
         return kind(*parts) if hasattr(first, "_fields") else kind(parts)
+    if not isinstance(first, _VALUES) and not hasattr(first, "__array__"):
+        # None, a node that is registered with jax, or an object: grain's own, without padding, knows them.
+        return grain.experimental.batch_and_pad(samples, batch_size=len(samples))
     arrays = [np.asanyarray(s) for s in samples]
     shape, dtype = arrays[0].shape, arrays[0].dtype
     if any(a.shape != shape for a in arrays):

@@ -14,6 +14,7 @@ from .shared import Packed, Padded, Segment
 
 LANDINGS = ("copy", "adopt")
 _HELD = 3
+_ADOPTED_BYTES = 1 << 16  # What is smaller is copied faster than it is handed over.
 _ARRAYS = (np.ndarray, np.generic, jax.Array, Padded)
 
 
@@ -118,7 +119,7 @@ class Lander:
         adopted: dict[int, jax.Array] = {}
         for i, (leaf, ragged) in enumerate(zip(leaves, specs, strict=True)):
             array = leaf.array if isinstance(leaf, Padded) else leaf
-            if not isinstance(array, np.ndarray) or not array.nbytes or not array.flags.c_contiguous:
+            if not isinstance(array, np.ndarray) or array.nbytes < _ADOPTED_BYTES or not array.flags.c_contiguous:
                 continue
             if ragged is not None and not _is_padded(leaf, ragged):
                 continue

@@ -17,6 +17,10 @@ import numpy as np
 PAGE = mmap.PAGESIZE
 AVAILABLE = hasattr(os, "memfd_create")
 _PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01
+_CGROUPS = (
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current"),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
 
 _libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform != "win32" else None
 if AVAILABLE:
@@ -144,6 +148,7 @@ class SharedFile:
     def close(self) -> None:
         """Closes the descriptor; what is mapped stays."""
         self._finalizer()
+        self._fd = None  # Its number may soon be another file's.
 
 
 def _too_little(what: str, nbytes: int, there: str) -> str:
@@ -163,12 +168,17 @@ def available_bytes() -> int | None:
             found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     except OSError:
         pass
-    for limit, usage in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
+    for directory, limit, usage in _CGROUPS:
         try:
-            found.append(int(Path(limit).read_text()) - int(Path(usage).read_text()))
+            free = int((directory / limit).read_text()) - int((directory / usage).read_text())
+            found.append(free + _file_cache_bytes(directory / "memory.stat"))
         except (OSError, ValueError):  # Another version, or "max".
             pass
     return max(0, min(found)) if found else None
+
+
+def _file_cache_bytes(path: Path) -> int:
+    """What a control group is charged for cached files, which the kernel drops before it refuses anything."""
+    stat = dict(line.split(maxsplit=1) for line in path.read_text().splitlines())
+    # A group of version 1 tells that of the groups below it apart, in the totals.
+    return sum(int(stat.get(f"total_{key}", stat.get(key, 0))) for key in ("inactive_file", "active_file"))

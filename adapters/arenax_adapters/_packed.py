@@ -11,6 +11,7 @@ from ._mapping import Mapping
 from ._tree import map_tree
 
 FREE, SENT = 0, 1  # What the byte of a slot says: a worker writes 1 there, its parent 0.
+REGISTERED = 2  # `isbuiltin` of a dtype that NumPy knows by its name alone, such as those of ml_dtypes.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,8 +91,9 @@ class Claim:
 
     def array(self, place: Place) -> np.ndarray[Any, Any]:
         dtype = np.dtype(place.dtype)
-        array = np.asarray(_View(self, place, dtype.str))
-        return array if array.dtype == dtype else array.view(dtype)  # One of ml_dtypes, which has no typestr.
+        typestr = f"|V{dtype.itemsize}" if dtype.isbuiltin == REGISTERED else dtype.str
+        array = np.asarray(_View(self, place, typestr))
+        return array if array.dtype == dtype else array.view(dtype)
 
     @property
     def address(self) -> int:
@@ -169,7 +171,7 @@ def _restored(leaf: Any, claim: Claim | None) -> Any:
 
 def _receive(tree: Any, route: tuple[Any, ...] | None, note: Any) -> Packed:
     packed = Packed(tree, route, note)
-    if route is None:
+    if not route:
         packed.tree = map_tree(lambda x: _restored(x, None), tree)
         return packed
     token, region, extent, number = route

@@ -20,8 +20,16 @@ from ._packed import Padded
 from ._tree import map_tree
 from ._writer import Empty, Writer, filling
 
-# Of the same size, for dtypes that NumPy has no name for.
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# The dtypes that NumPy has from ml_dtypes alone, and one of the same size for each.
+_BITS = {
+    torch.bfloat16: torch.int16,
+    torch.complex32: torch.int32,
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e4m3fnuz: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
+    torch.float8_e5m2fnuz: torch.uint8,
+    torch.float8_e8m0fnu: torch.uint8,
+}
 _here = threading.local()  # .empty: makes what stacks are written to; .rag: how they are padded.
 
 
@@ -37,6 +45,18 @@ class Rag:
         """The size class, or `size` itself where it is above the largest, which the parent's landing refuses."""
         at = bisect_left(self.boundaries, size)
         return self.boundaries[at] if at < len(self.boundaries) else size
+
+
+class Begin:
+    """A `worker_init_fn` that makes this process one of the writer's before its first sample, then calls the user's."""
+
+    def __init__(self, writer: Writer, user: Callable[[int], Any] | None) -> None:
+        self._writer, self._user = writer, user
+
+    def __call__(self, worker: int) -> None:
+        self._writer.take()
+        if self._user is not None:
+            self._user(worker)
 
 
 class Collate:
@@ -80,8 +100,8 @@ def as_numpy(leaf: Any) -> Any:
     try:
         array = tensor.numpy()
     except (TypeError, RuntimeError):
-        bits = _BITS.get(tensor.element_size())
-        if bits is None or tensor.is_quantized:
+        bits = _BITS.get(tensor.dtype)
+        if bits is None:
             return leaf
         dtype = str(tensor.dtype).removeprefix("torch.")
         array = tensor.view(bits).numpy()
@@ -108,6 +128,15 @@ def _collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> Any:
         torch.stack(batch, 0, out=out[:extent])
         out[extent:].fill_(rag.pad_value)
     else:
+        for x in batch:  # Copied to its row, it would be broadcast and cast.
+            like = x.dim() == first.dim() and all(
+                a == b for i, (a, b) in enumerate(zip(x.shape, first.shape, strict=True), 1) if i != axis
+            )
+            if not like or not torch.can_cast(x.dtype, first.dtype):
+                raise RuntimeError(
+                    f"samples differ elsewhere than along the ragged axis {axis} of their batch: {tuple(first.shape)} "
+                    f"of {first.dtype} and {tuple(x.shape)} of {x.dtype}"
+                )
         extent = max(x.shape[axis - 1] for x in batch)
         shape = (len(batch), *first.shape[: axis - 1], rag.capacity(extent), *first.shape[axis:])
         out = _empty(empty, shape, first.dtype)
@@ -121,9 +150,9 @@ def _collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> Any:
 
 
 def _empty(empty: Empty | None, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    if empty is None:
-        return torch.empty(shape, dtype=dtype)
     count = int(np.prod(shape, dtype=np.int64))
+    if empty is None or not count:
+        return torch.empty(shape, dtype=dtype)
     # Of the slot's bytes, since NumPy may have no name for the dtype.
     return torch.from_numpy(empty((count * dtype.itemsize,), np.uint8)).view(dtype).view(shape)
 

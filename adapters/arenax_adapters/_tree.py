@@ -13,7 +13,7 @@ def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
     if isinstance(tree, Mapping):
         mapping = cast(Mapping[Any, Any], tree)
         found = {key: map_tree(function, value) for key, value in mapping.items()}
-        return found if type(mapping) is dict else _like(mapping, found)
+        return like(mapping, found)
     if isinstance(tree, tuple):
         items = [map_tree(function, item) for item in cast(tuple[Any, ...], tree)]
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
@@ -35,13 +35,20 @@ def leaves_of(tree: Any) -> Iterator[Any]:
         yield tree
 
 
-def _like(mapping: Any, found: dict[Any, Any]) -> Any:
-    try:  # A defaultdict's constructor takes no items, and a mapping may have attributes of its own.
-        clone = copy.copy(mapping)
-        clone.update(found)
-        return clone
-    except (TypeError, AttributeError):
-        return type(mapping)(found)
+def like(mapping: Any, found: dict[Any, Any]) -> Any:
+    """Returns a mapping of the type of `mapping`, with the items of `found`."""
+    if type(mapping) is dict:
+        return found
+    # A defaultdict's constructor takes no items, and a mapping may have attributes of its own. But the copy of one that
+    # does not say how it is copied may have its items in common with it.
+    if isinstance(mapping, dict) or hasattr(type(mapping), "__copy__"):
+        try:
+            clone = copy.copy(mapping)
+            clone.update(found)
+            return clone
+        except (TypeError, AttributeError):
+            pass
+    return type(mapping)(found)
 
 
 def _like_list(items: Any, found: list[Any]) -> Any:

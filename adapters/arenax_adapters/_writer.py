@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ._mapping import PAGE, Mapping, SharedFile
-from ._packed import FREE, SENT, Extent, Packed, Padded, Place
+from ._packed import FREE, REGISTERED, SENT, Extent, Packed, Padded, Place
 from ._tree import leaves_of, map_tree
 from ._worker import prepare_worker
 
@@ -43,7 +43,7 @@ class Slot:
         """Returns an array of undefined contents in the slot, or an ordinary one where there is no room for it."""
         dtype = np.dtype(dtype)
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        if self.used + nbytes > self.nbytes:
+        if self.used + nbytes > self.nbytes or dtype.hasobject:
             return np.empty(shape, dtype)
         start = self.used
         self.used += _aligned(nbytes)
@@ -67,6 +67,7 @@ class Writer:
         self._token, self._file, self._regions, self._slots = token, file, regions, slots
         self._lock = threading.Lock()
         self._begin(None)
+        self._pid = 0  # No process is in yet.
 
     def _begin(self, region: int | None) -> None:
         self._pid = os.getpid()
@@ -83,7 +84,8 @@ class Writer:
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         global _of_process
         self.__init__(*state)
-        _of_process = self
+        if os.getpid() != self._token[0]:  # A copy that its parent made is no reason to fill slots there.
+            _of_process = self
 
     def take(self) -> Slot:
         """Returns a free slot; one without room, where there is none.
@@ -94,9 +96,12 @@ class Writer:
         with self._lock:
             return self._take()
 
-    def _take(self) -> Slot:
-        if self._region is None or self._pid != os.getpid():  # A forked worker has its parent's copy.
+    def _enter(self) -> None:
+        if self._pid != os.getpid():  # Or its parent's, in a forked worker.
             self._begin(self._join())
+
+    def _take(self) -> Slot:
+        self._enter()
         if self._outgrown:
             self._free_outgrown()
         extent = self._extent
@@ -123,16 +128,21 @@ class Writer:
         """
         arrays = [x.array if isinstance(x, Padded) else x for x in leaves_of(tree)]
         arrays = [x for x in arrays if _is_array(x)]
+        total = sum(_aligned(x.nbytes) for x in arrays)
+        if not total:
+            return Packed(tree, (), note)  # It needs no slot.
         with self._lock:
+            self._enter()
             slot = self._slot_of(arrays) or self._take()
             missing = sum(_aligned(x.nbytes) for x in arrays if slot.place_of(x) is None)
             if missing > slot.nbytes - slot.used:
-                total = sum(_aligned(x.nbytes) for x in arrays)
-                held = self._extent is not None and total <= self._extent.slot_bytes
-                if held or self._file is None or self._region is None:
-                    return Packed(map_tree(_own, tree), None, note)  # All of its slots are held.
-                self._grow(total)
-                slot = self._take()
+                slot = self._take()  # The other may be full of arrays that were replaced since.
+                if total > slot.nbytes:
+                    held = self._extent is not None and total <= self._extent.slot_bytes
+                    if held or self._file is None or self._region is None:
+                        return Packed(map_tree(_own, tree), None, note)  # All of its slots are held.
+                    self._grow(total)
+                    slot = self._take()
             places: dict[int, Place] = {}
             for x in arrays:
                 place = slot.place_of(x)
@@ -146,16 +156,19 @@ class Writer:
         return Packed(packed, (self._token, self._region, slot.extent, slot.number), note)
 
     def _slot_of(self, arrays: list[np.ndarray[Any, Any]]) -> Slot | None:
-        """The slot, taken and not yet sent, that the largest of the arrays lies in."""
+        """The slot, taken and not yet sent, that the largest of the arrays lies in; else the one being filled."""
         extent = self._extent
-        if extent is None or not arrays:
+        if extent is None:
             return None
         largest = max(arrays, key=lambda x: x.nbytes)
+        filled: Slot | None = None
         for number, last in enumerate(self._taken):
             slot = None if last is None else last()
-            if slot is not None and self._states[extent.first_state + number] == FREE and slot.place_of(largest):
-                return slot
-        return None
+            if slot is not None and self._states[extent.first_state + number] == FREE:
+                if slot.place_of(largest):
+                    return slot
+                filled = slot if slot is getattr(_here, "slot", None) else filled
+        return filled
 
     def _join(self) -> int | None:
         """Makes this process a worker: it gets a region of the file that no other has had, None where there is none.
@@ -192,13 +205,14 @@ class Writer:
         else:  # By half at least, so that a slow rise costs few copies.
             size, state = max(nbytes, old.slot_bytes * 3 // 2), old.first_state + old.count
             offset = old.offset + old.nbytes
-            self._outgrown.append((old, self._taken))
             if state + self._slots > STATES:
                 raise MemoryError("the batches of a worker grew too often for its shared slots")
         extent = Extent(offset, -(-size // PAGE) * PAGE, state, self._slots)
         file.reserve(offset, extent.nbytes, f"{self._slots} shared slots of a worker for batches of {nbytes} bytes")
-        self._mapping = Mapping(file.fd(), offset, extent.nbytes)
-        self._extent, self._taken = extent, [None] * self._slots
+        mapping = Mapping(file.fd(), offset, extent.nbytes)
+        if old is not None:
+            self._outgrown.append((old, self._taken))
+        self._mapping, self._extent, self._taken = mapping, extent, [None] * self._slots
         self._free_outgrown()
 
     def _free_outgrown(self) -> None:
@@ -270,14 +284,15 @@ def _aligned(nbytes: int) -> int:
 
 
 def _is_array(leaf: Any) -> bool:
-    if not isinstance(leaf, np.ndarray):
+    # A masked one is more than its bytes.
+    if not isinstance(leaf, np.ndarray) or isinstance(leaf, np.ma.MaskedArray):
         return False
     dtype: np.dtype[Any] = leaf.dtype
-    return not dtype.hasobject and dtype.kind not in "SU" and not dtype.names
+    return not dtype.hasobject and dtype.kind not in "SU" and not issubclass(dtype.type, np.void)
 
 
 def _dtype_text(dtype: np.dtype[Any]) -> str:
-    return dtype.name if dtype.kind == "V" else dtype.str
+    return dtype.name if dtype.isbuiltin == REGISTERED else dtype.str
 
 
 def _own(leaf: Any) -> Any:

@@ -193,9 +193,14 @@ class PutIterator(grain.DatasetIterator[Any]):
 
     def close(self) -> None:
         """Ends the workers and frees their shared memory."""
-        super().close()
-        if self._segment is not None:
-            self._segment.close()
+        try:
+            super().close()
+            batches: Any = self._batches
+            if not isinstance(batches, grain.DatasetIterator):  # A loader's has no `close` of its own.
+                batches._iterator.close()
+        finally:
+            if self._segment is not None:
+                self._segment.close()
 
 
 def _segment(workers: int, buffer: int, lander: Lander) -> Segment:

@@ -1,9 +1,10 @@
 """torch's `DataLoader`, with batches that are pooled `jax.Array`s: change the import, and train in JAX."""
 
 import copy
+import threading
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from arenax import BufferPool, CancelToken
@@ -19,7 +20,7 @@ try:
 except ImportError as e:
     raise ImportError('arenax_adapters.torch needs torch: pip install "arenax[torch]"') from e
 
-from ._torch_worker import Collate, Rag
+from ._torch_worker import Begin, Collate, Rag
 
 
 class DataLoader(torch_data.DataLoader[Any]):
@@ -43,9 +44,10 @@ class DataLoader(torch_data.DataLoader[Any]):
             of unequal length are padded to their size class, and the loader gives ``(batch, sizes)``.
         prefetch: Batches to land ahead of the loop, in a thread; 0 lands each when it is asked for.
         landing: ``"copy"`` lands batches in the pool. ``"adopt"``, on CPU, hands the workers' memory to JAX without a
-            copy: such arrays are none of the pool's slots, are counted in `adopted_count`, are copied where a step
-            donates them, and keep their worker's slot until they and all computations on them are done; a loop that
-            holds batches exhausts the slots, and further batches come the slow way.
+            copy, where an array has 64 KiB or more: such arrays are none of the pool's slots, are counted in
+            `adopted_count`, are copied where a step donates them, and keep their worker's slot until they and all
+            computations on them are done; a loop that holds batches exhausts the slots, and further batches come the
+            slow way.
         **kwargs: As torch's.
 
     Attributes:
@@ -83,8 +85,8 @@ class DataLoader(torch_data.DataLoader[Any]):
         super().__init__(dataset, *args, **kwargs)
         self.pool = BufferPool() if pool is None else pool
         self.prefetch = prefetch
-        default = self.collate_fn is torch_data.default_collate
         # torch gives lists for the tuples of samples.
+        default = self.collate_fn in (torch_data.default_collate, torch_data.default_convert)
         self._lander = Lander(self.pool, _with_lists(ragged) if default else ragged, landing)
         self._rags = each_ragged(ragged, lambda r: Rag(r.axis, r.size_classes.boundaries, r.pad_value))
         self._kept: _Source | None = None
@@ -112,20 +114,30 @@ class DataLoader(torch_data.DataLoader[Any]):
     def _source(self) -> "_Source":
         """The workers: of this epoch, or those that persist."""
         kept = self._kept
-        if kept is not None and kept.again():
+        if kept is not None and kept.again(self):
             return kept
-        source = _Source(self, self._lander.held, self._rags)
+        # Those that were landed ahead are held, too.
+        held = self._lander.held + self.prefetch if self._lander.adopts else 0
+        source = _Source(self, held, self._rags)
         if self.persistent_workers:
             self._kept = source
         return source
 
 
 class _Source:
-    """torch's iterator, its workers and their segment."""
+    """torch's iterator, its workers and their segment.
+
+    Attributes:
+        segment: Where the workers write; None where there are none.
+        epoch: How often it began anew.
+    """
 
     def __init__(self, loader: DataLoader, held: int, ragged: Any) -> None:
         self.segment: Segment | None = None
-        self._view = view = copy.copy(loader)
+        self.epoch = 0
+        self._lock = threading.Lock()  # A thread that lands ahead may still be in torch's iterator when it begins anew.
+        view: Any = copy.copy(loader)
+        view._kept = None  # What this one replaces, which would live on with it.
         writer = None
         if loader.num_workers:
             ahead = loader.prefetch_factor or 1
@@ -133,33 +145,44 @@ class _Source:
             self.segment = Segment(loader.num_workers, min(64, ahead + 1 + held))
             weakref.finalize(self, self.segment.close)
             writer = self.segment.writer()
+            view.worker_init_fn = Begin(writer, loader.worker_init_fn)
         view.collate_fn = Collate(loader.collate_fn, writer, ragged)
         view.pin_memory = False
         self._iterator: Any = cast(Any, torch_data.DataLoader)._get_iterator(view)
         self._broken = False
 
-    def __next__(self) -> Any:
-        try:
-            return next(self._iterator)
-        except StopIteration:
-            raise
-        except BaseException as e:
-            # Not where a sample was bad: torch goes on with the next batch. One that has ended its share exits with 0.
-            if not isinstance(e, Exception) or any(worker.exitcode for worker in self._workers()):
-                self.close()
-            raise
+    def take(self, epoch: int | None = None) -> Any:
+        """Returns the next batch; with `epoch`, of that one alone."""
+        # Critical section.
+        with self._lock:
+            if epoch not in (None, self.epoch):
+                raise StopIteration
+            try:
+                return next(self._iterator)
+            except StopIteration:
+                raise
+            except BaseException as e:
+                # Not where a sample was bad: torch goes on with the next batch. One that has ended its share exits
+                # with 0.
+                if not isinstance(e, Exception) or any(worker.exitcode for worker in self._workers()):
+                    self.close()
+                raise
 
-    def again(self) -> bool:
+    def again(self, loader: DataLoader) -> bool:
         """Begins another epoch with the workers that are there; False where they are not to be used."""
-        if self._broken or not all(worker.is_alive() for worker in self._workers()):
+        self.epoch += 1
+        # Critical section.
+        with self._lock:
+            if not self._broken and all(worker.is_alive() for worker in self._workers()):
+                self._broken = True  # Until all of them have answered, whatever strikes before.
+                try:
+                    self._iterator._reset(loader)
+                    self._broken = False
+                    return True
+                except RuntimeError:  # One has died.
+                    pass
             self.close()
             return False
-        try:
-            self._iterator._reset(self._view)
-        except RuntimeError:
-            self.close()
-            return False
-        return True
 
     def close(self) -> None:
         """Ends the workers. What torch counts of batches under way may be wrong after an interrupt."""
@@ -176,19 +199,19 @@ class _Batches(Iterator[Any]):
 
     def __init__(self, loader: DataLoader, source: _Source, lander: Lander) -> None:
         self._loader, self._source, self._lander = loader, source, lander
+        self._epoch = source.epoch
 
     def __next__(self) -> Any:
-        return self.land(next(self._source))
+        return self.land(self._source.take())
 
     def __len__(self) -> int:
         return len(self._loader)
 
     def packed(self) -> Iterator[Any]:
-        """The batches before they are landed, for a thread that lands ahead."""
-        source = self._source
+        """The batches before they are landed, for a thread that lands ahead; it takes none of another epoch's."""
         while True:
             try:
-                yield next(source)
+                yield self._source.take(self._epoch)
             except StopIteration:
                 return
 
@@ -200,8 +223,7 @@ class _Batches(Iterator[Any]):
 def _with_lists(ragged: Any) -> Any:
     if isinstance(ragged, dict):
         return {key: _with_lists(value) for key, value in ragged.items()}
-    if isinstance(ragged, tuple) and not hasattr(ragged, "_fields"):
-        return [_with_lists(value) for value in ragged]
-    if isinstance(ragged, list):
-        return [_with_lists(value) for value in ragged]
+    if isinstance(ragged, tuple | list):
+        values = [_with_lists(value) for value in cast(Sequence[Any], ragged)]
+        return cast(Any, type(ragged))(*values) if hasattr(ragged, "_fields") else values
     return ragged

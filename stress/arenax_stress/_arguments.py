@@ -8,16 +8,18 @@ from pathlib import Path
 UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
-def size(least: int) -> Callable[[str], int]:
-    """Bytes, a multiple of 4 and not below `least`, with or without a unit."""
+def size(least: int, multiple: int = 4) -> Callable[[str], int]:
+    """Bytes, a multiple of `multiple` and not below `least`, with or without a unit."""
 
     def parse(text: str) -> int:
         match = re.fullmatch(r"\s*(\d+)\s*([A-Za-z]*)\s*", text)
         if match is None or match[2].lower() not in UNITS:
             raise argparse.ArgumentTypeError(f"must be a size such as 4096, 64KiB or 1MiB, got {text!r}")
         nbytes = int(match[1]) * UNITS[match[2].lower()]
-        if nbytes < least or nbytes % 4:
-            raise argparse.ArgumentTypeError(f"must be at least {least} bytes and a multiple of 4, got {text!r}")
+        if nbytes < least or nbytes % multiple:
+            raise argparse.ArgumentTypeError(
+                f"must be at least {least} bytes and a multiple of {multiple}, got {text!r}"
+            )
         return nbytes
 
     return parse

@@ -1,6 +1,7 @@
 """`arenax bench`: times the pool against its rivals, in turn in one run, and says where it is slower."""
 
 import argparse
+import importlib.util
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 KIB, MIB = 2**10, 2**20
 SIZES = [4 * KIB * 4**i for i in range(9)]
 QUICK_MAX = 4 * MIB
+# What `arenax bench loader` loads, and by what; each library has an extra of its name.
+LOADED, LIBRARIES = ["plain", "ragged", "leaves", "step"], ["torch", "grain"]
+# Of the benchmarks that would otherwise take long.
+SECONDS = {"device": 240.0, "loader": 180.0}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,9 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         bench.add_argument(
             "--seconds",
             type=seconds,
-            default=240.0 if name == "device" else None,
-            help="take no more samples than are needed after so long"
-            + (" (default: 240)" if name == "device" else " (default: no limit)"),
+            default=SECONDS.get(name),
+            help="take no more samples than are needed after so long "
+            f"(default: {f'{SECONDS[name]:.0f}' if name in SECONDS else 'no limit'})",
         )
         bench.add_argument("--quick", action="store_true", help="few rounds and small sizes, for a first look")
         bench.set_defaults(refuse=bench.error)
@@ -79,6 +84,29 @@ def _device_arguments(bench: argparse.ArgumentParser) -> None:
     bench.add_argument("--steps", type=at_least(1), help="steps in which addresses are watched (default: 10000)")
 
 
+def _loader_arguments(bench: argparse.ArgumentParser) -> None:
+    _sizes(bench, [8 * KIB, 8 * MIB, 16 * MIB], "sizes of the plain batches", 128, 8 * MIB, 128)
+    quick = "plain and step with --quick"
+    bench.add_argument("--cases", nargs="+", choices=LOADED, help=f"what to load (default: all, {quick})")
+    bench.add_argument(
+        "--libraries", nargs="+", choices=LIBRARIES, help="whose loaders (default: of those that are there)"
+    )
+    bench.add_argument(
+        "--batches", type=at_least(1), help="batches of a few MiB that are timed in a round (default: 48)"
+    )
+    bench.add_argument("--workers", type=at_least(1), default=2, help="workers of each loader (default: 2)")
+    bench.set_defaults(lacking=_lacking_libraries)
+
+
+def _lacking_libraries(args: argparse.Namespace) -> str | None:
+    """Chooses among the libraries that are there; a line where none of those asked for is."""
+    wanted: list[str] = args.libraries or LIBRARIES
+    extras = {name: f'pip install "arenax[{name}]"' for name in wanted if importlib.util.find_spec(name) is None}
+    args.libraries = [name for name in wanted if name not in extras]
+    args.absent = [f"{name} is not installed and left out: {install}" for name, install in extras.items()]
+    return None if args.libraries else f"needs {' or '.join(extras)}: {' or '.join(extras.values())}"
+
+
 def run(args: argparse.Namespace) -> int:
     """Runs ``arenax bench``.
 
@@ -86,8 +114,11 @@ def run(args: argparse.Namespace) -> int:
         args: What `add_arguments` declared.
 
     Returns:
-        0, or 1 where a value that was brought is wrong or a buffer moved.
+        0, or 1 where a value that was brought is wrong, a buffer moved, or a library is missing.
     """
+    if "lacking" in args and (line := args.lacking(args)):
+        print(f"arenax bench {args.bench} {line}", file=sys.stderr)
+        return 1
     sizes = _chosen_sizes(args)
     # Here, so that `--help` and bad arguments need not wait for JAX.
     from . import _bench_report
@@ -105,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
     seconds = time.perf_counter() - began
     console.print(f"\n{seconds:.0f} seconds in all. What counts is the ratios: they were measured in turn in one run.")
     if args.json is not None:
-        hidden = {"command", "bench", "run", "refuse", "default_sizes", "quick_max", "json", "plot"}
+        hidden = {"command", "bench", "run", "refuse", "default_sizes", "quick_max", "lacking", "json", "plot"}
         settings = {key: value for key, value in vars(args).items() if key not in hidden}
         settings |= {"sizes": sizes} if sizes else {}
         _bench_report.write_json(args.json, args.bench, settings, tables, seconds)
@@ -151,6 +182,16 @@ def _device(args: argparse.Namespace, clock: "Clock", sizes: list[int]) -> "list
     return measure_device(clock, Plan(sizes, args.chunks, ring, steps, args.rounds, args.quick))
 
 
+def _loader(args: argparse.Namespace, clock: "Clock", sizes: list[int]) -> "list[Table]":
+    from ._bench_loader import Options, measure_loader
+    from ._bench_loader_forms import cases_of
+
+    kinds = args.cases or (["plain", "step"] if args.quick else LOADED)
+    rounds, batches = args.rounds or (3 if args.quick else 7), args.batches or (16 if args.quick else 48)
+    options = Options(cases_of(kinds, sizes), args.libraries, args.absent, rounds, batches, args.workers, args.quick)
+    return measure_loader(clock, options)
+
+
 # Of each benchmark: what it is, what declares its options, and what runs it.
 BENCHES: dict[
     str,
@@ -176,6 +217,11 @@ BENCHES: dict[
         _device_arguments,
         _device,
     ),
+    "loader": (
+        "torch's DataLoader and grain as they are used today, and with the pool, on the same samples",
+        _loader_arguments,
+        _loader,
+    ),
 }
 
 
@@ -194,13 +240,18 @@ def _chosen_sizes(args: argparse.Namespace) -> list[int]:
 
 
 def _sizes(
-    bench: argparse.ArgumentParser, default: list[int], what: str, least: int = 4, quick: int = QUICK_MAX
+    bench: argparse.ArgumentParser,
+    default: list[int],
+    what: str,
+    least: int = 4,
+    quick: int = QUICK_MAX,
+    multiple: int = 4,
 ) -> None:
     from_, to = (f"{n // KIB}KiB" if n < MIB else f"{n // MIB}MiB" for n in (default[0], default[-1]))
     bench.add_argument(
         "--sizes",
         nargs="+",
-        type=size(least),
+        type=size(least, multiple),
         metavar="SIZE",
         help=f"{what}, such as 4KiB 1MiB (default: {from_} to {to})",
     )

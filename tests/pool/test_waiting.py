@@ -93,12 +93,11 @@ def test_nobody_barges_in_before_one_who_waits_for_the_same_class(make_pool: Mak
     both = Thread(lambda: pool.put([ROW, ROW]))
     waiting(pool, 1)
     held.pop().release()
+    pool.check()  # Frees the slot now: `both`, which is on duty, may have the return in its hand.
     late = Thread(lambda: pool.put(ROW))
     waiting(pool, 2)
-    pool.check()  # Ends the loan that was released, which `both`, on duty, may have in its hand and not have ended yet.
     stats = pool.stats()
     assert (stats.leased_count, stats.hit_count) == (1, 2)  # The free slot is kept for the first in the line.
-    waiting(pool, 2)
     held.pop().release()
     assert len(both.finish()) == 2
     both.result = None
@@ -126,7 +125,7 @@ def test_nobody_barges_in_while_the_first_has_a_return_in_its_hand(
     assert in_hand.wait(30)
     late = Thread(lambda: pool.put(ROW))
     waiting(pool, 2)
-    pool.check()  # Finds that the loan is over, and ends it.
+    pool.check()
     stats = pool.stats()
     assert (stats.leased_count, stats.hit_count) == (1, 2)
     waiting(pool, 2)
