@@ -285,6 +285,8 @@ class Arena(Shortage):
         self._steady_scopes.append(weakref.ref(scope))
 
     def _read(self, read: Callable[[], Any]) -> Any:
+        if self._line:  # The waiter on duty may have a return in its hand.
+            self._sweep(self.shelves.values())
         self._settle()
         return read()
 
