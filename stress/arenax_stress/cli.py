@@ -11,6 +11,7 @@ from collections.abc import Sequence
 COMMANDS = {
     "bench": ("_bench", "time the pool against its rivals, and say where it is slower"),
     "demo": ("_demo", "train a small language model on ragged text with and without the pool, and compare"),
+    "fit": ("_fit", "choose the size classes that pad a list of lengths least"),
     "stress": ("_soak", "torture the pool and verify its invariants"),
 }
 EXTRAS = ("rich", "matplotlib")
