@@ -7,6 +7,7 @@ from ._errors import NotSteady as NotSteady
 from ._errors import OutOfBounds as OutOfBounds
 from ._errors import PoolClosed as PoolClosed
 from ._errors import PoolExhausted as PoolExhausted
+from ._guard import Compile as Compile
 from ._lease import Lease as Lease
 from ._masks import valid_mask as valid_mask
 from ._measure import Measure as Measure

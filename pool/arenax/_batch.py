@@ -10,6 +10,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path
 
+from ._guard import Variety
 from ._landing import Landing, Rag
 from ._request import INT32, ArraySpec, Ragged, SizeClass, as_array, canonical_dtype, exact_shape
 from ._size_classes import SizeClasses
@@ -102,6 +103,7 @@ class Planner:
 
     # Structures are few in any sane loop; a caller who makes a new one each time must not grow this for ever.
     MAX_PLANS = 4096
+    MAX_VARIETIES = 64
 
     def __init__(self, ragged: Any, landing: Landing, shelf: Callable[[SizeClass], Shelf]) -> None:
         for leaf in jax.tree.leaves(ragged, is_leaf=_is_none):
@@ -116,6 +118,7 @@ class Planner:
         self._plans: dict[Any, BatchPlan] = {}
         self._lone_types: set[type] = set()
         self._lone_plans: dict[Any, BatchPlan] = {}
+        self._varieties: dict[Any, tuple[Treedef, list[Variety]]] = {}
 
     def plan(
         self, batch: Any, with_sizes: bool
@@ -194,6 +197,26 @@ class Planner:
             yield name, list(leaf.classes())
             yield f"the size of {name}", [SIZE]
 
+    def varieties(self) -> list[tuple[Treedef, list[Variety]]]:
+        """For each batch structure seen, the sizes that its leaves came with."""
+        return [*self._varieties.values()]
+
+    def _note(self, batch: Any, leaves: Sequence[Any], treedef: Treedef, specs: Sequence[Ragged | None]) -> None:
+        """Notes the shapes of a batch that has no plan yet."""
+        key = (treedef, *[len(x.shape) for x in leaves])
+        found = self._varieties.get(key)
+        if found is None:
+            if len(self._varieties) >= self.MAX_VARIETIES:
+                return
+            names = [_label(path) for path, _ in tree_flatten_with_path(batch)[0]]
+            varieties = [
+                Variety(name, len(x.shape), spec is not None)
+                for name, x, spec in zip(names, leaves, specs, strict=True)
+            ]
+            found = self._varieties[key] = (treedef, varieties)
+        for variety, x in zip(found[1], leaves, strict=True):
+            variety.add(x.shape)
+
     def _as_arrays(self, batch: Any) -> list[Any]:
         """The leaves, each an array; notes the types that are arrays already."""
         leaves: list[Any] = []
@@ -242,6 +265,7 @@ class Planner:
     ) -> BatchPlan:
         """Checks every leaf and prepares all programs, before any slot is taken."""
         specs = self._specs[treedef] if self._any_ragged else [None] * len(leaves)
+        self._note(batch, leaves, treedef, specs)
         shelves: list[Shelf] = []
         requested: list[int] = []
         ragged: list[tuple[int, np.generic] | None] = []

@@ -28,10 +28,14 @@ def call_site() -> str:
     return f"{filename}:{line}"
 
 
-def caller() -> tuple[str, int]:
-    """Returns the file and the line of the innermost frame outside of arenax, or else whom the thread works for."""
+def caller(libraries: tuple[str, ...] = ()) -> tuple[str, int]:
+    """Returns the file and the line of the innermost frame outside of arenax, or else whom the thread works for.
+
+    Args:
+        libraries: Packages whose frames are passed over too.
+    """
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame.f_globals.get("__name__", "").partition(".")[0] in _PACKAGES:
+    while frame.f_globals.get("__name__", "").partition(".")[0] in (*_PACKAGES, *libraries):
         if frame.f_back is None:
             if _this_thread.site is not None:
                 return _this_thread.site

@@ -5,6 +5,7 @@ The listener runs in the compiling thread, once for each backend compile, also w
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Self
 
 import jax
@@ -23,17 +24,23 @@ _active = _Active()
 
 
 class Watch:
-    """One scope, in the thread that began it, whose compiles are counted; it may be ended from any thread."""
+    """One scope, in the thread that began it, whose compiles are counted; it may be ended from any thread.
 
-    __slots__ = ("counter",)
+    Args:
+        counter: What counts them.
+        tell: Called with the name of each function that is compiled.
+    """
 
-    def __init__(self, counter: "CompileCounter") -> None:
+    __slots__ = ("counter", "tell")
+
+    def __init__(self, counter: "CompileCounter", tell: Callable[[str], None] | None = None) -> None:
         self.counter: CompileCounter | None = counter
+        self.tell = tell
         _active.watches.append(self)
 
     def end(self) -> None:
         """Counts no more."""
-        self.counter = None
+        self.counter = self.tell = None
         watches = _active.watches
         if watches and watches[-1] is self:
             watches.pop()
@@ -74,10 +81,14 @@ class CompileCounter:
 
 def _on_event(event: str, duration_secs: float, **fields: Any) -> None:  # noqa: ARG001
     if event == _EVENT:
+        name = str(fields.get("fun_name", "a program"))
         _active.watches[:] = [w for w in _active.watches if w.counter is not None]
         for counter in {id(w.counter): w.counter for w in _active.watches}.values():
             if counter is not None:
-                counter.add(str(fields.get("fun_name", "a program")))
+                counter.add(name)
+        for watch in _active.watches:
+            if watch.tell is not None:
+                watch.tell(name)
 
 
 _listening = threading.Lock()

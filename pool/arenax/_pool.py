@@ -14,6 +14,7 @@ from ._batch import BatchPlan, Planner, count_classes
 from ._budget import budget_bytes
 from ._compiles import CompileCounter
 from ._debug import DebugArena, is_debugging
+from ._guard import Compile, CompileGuard
 from ._landing import Rag, SlotLost
 from ._lease import Lease
 from ._measure import Measure, Meter
@@ -97,6 +98,7 @@ class BufferPool:
         self.planner = Planner(ragged, self.landing, self.arena.shelf)
         self._shelves: dict[Any, Shelf] = {}
         self.exact_planner = Planner(None, self.landing, self.arena.shelf)
+        self.guard = CompileGuard(self.name)
         self._meter = Meter(self.arena, self.landing, self.compile_counter)
         _fork.register(self)
 
@@ -194,7 +196,7 @@ class BufferPool:
             return plan.batch_of(arrays), plan.sizes_of(arrays)
         return arrays[0] if plan.lone else plan.batch_of(arrays)
 
-    def step(self, strict: bool = False) -> Step:
+    def step(self, strict: bool = False, max_compiles: int | None = None) -> Step:
         """Begins a scope around a training step: whatever is drawn in it goes back when it ends.
 
         Args:
@@ -204,6 +206,8 @@ class BufferPool:
                 array; costs a few microseconds an array, and one small program a size class. What `Step.keep` took is
                 left alone. A NumPy view that is alive keeps its data, and makes of the donation a copy, which is
                 counted.
+            max_compiles: The most programs that may be compiled inside it, in this thread; the step that has compiled
+                more raises `NotSteady` at its end, with their names. None is without limit.
 
         Returns:
             A `Step`, to be used as ``with pool.step() as step:``.
@@ -219,7 +223,28 @@ class BufferPool:
             ...         print(e)
             Array has been deleted with shape=float32[3].
         """
-        return Step(self, strict)
+        if max_compiles is not None:
+            if isinstance(max_compiles, bool) or not isinstance(max_compiles, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"max_compiles must be an integer or None, got {max_compiles!r}")
+            if max_compiles < 0:
+                raise ValueError(f"max_compiles must be at least 0, got {max_compiles}")
+        return Step(self, strict, max_compiles)
+
+    @property
+    def compiles(self) -> tuple[Compile, ...]:
+        """The programs that were compiled inside steps, by function, shapes drawn and call site.
+
+        Example:
+            >>> import arenax, jax, numpy as np
+            >>> double = jax.jit(lambda x: 2 * x)
+            >>> with arenax.BufferPool() as pool:
+            ...     for n in (3, 4, 3):
+            ...         with pool.step() as step:
+            ...             y = double(step.put(np.ones(n, np.float32)))
+            ...     print([c.shapes for c in pool.compiles if "lambda" in c.function])
+            [('float32[3]',), ('float32[4]',)]
+        """
+        return self.guard.compiles()
 
     def lease(self, shape: Any, dtype: Any = "float32", *, fill: Any = 0) -> Lease:
         """Checks out one slot of exactly this shape, until it is released: by its ``with``, or `Lease.release`.

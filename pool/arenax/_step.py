@@ -9,6 +9,7 @@ import numpy as np
 
 from ._batch import Planner
 from ._compiles import Watch
+from ._refusals import unsteady
 from ._request import SizeClass, as_array, canonical_dtype, exact_shape, scalar_of
 from ._slot import Holder, Loan, Slot
 
@@ -44,9 +45,20 @@ class Step:
         66.0
     """
 
-    __slots__ = ("__weakref__", "_holders", "_loans", "_lock", "_pool", "_state", "_strict", "_watch")
+    __slots__ = (
+        "__weakref__",
+        "_compiled",
+        "_holders",
+        "_loans",
+        "_lock",
+        "_max_compiles",
+        "_pool",
+        "_state",
+        "_strict",
+        "_watch",
+    )
 
-    def __init__(self, pool: "BufferPool", strict: bool) -> None:
+    def __init__(self, pool: "BufferPool", strict: bool, max_compiles: int | None = None) -> None:
         self._pool = pool
         self._strict = strict
         self._holders: list[Holder] = []
@@ -55,15 +67,18 @@ class Step:
         # which may itself wait for that end.
         self._lock = RLock()
         self._state = "new"
+        self._compiled: list[str] | None = None
+        self._max_compiles = max_compiles
 
     def __enter__(self) -> Self:
         if self._state != "new":
             raise RuntimeError(f"a step is entered once, and this one is {self._state}: call pool.step() each time")
         self._state = "open"
-        self._watch = Watch(self._pool.compile_counter)
+        self._pool.guard.steps += 1
+        self._watch = Watch(self._pool.compile_counter, self._note_compile)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             self._watch.end()
         finally:
@@ -78,6 +93,8 @@ class Step:
                         for slot in loan.slots:
                             if slot.spilled:
                                 slot.drop_buffer()
+        if self._compiled is not None:
+            self._judge(kind is None)
 
     def put(self, batch: Any, with_sizes: bool = False) -> Any:
         """Lands a batch, as `BufferPool.put` does; its arrays go back when the step ends.
@@ -160,6 +177,21 @@ class Step:
     def drew(self, array: Any) -> bool:
         """Whether this very array was drawn in this step."""
         return any(slot.array is array for loan in self._loans for slot in loan.slots)
+
+    def _note_compile(self, name: str) -> None:
+        if self._compiled is None:
+            self._compiled = []
+        self._compiled.append(name)
+        slots = [slot for loan in self._loans for slot in loan.slots]
+        self._pool.guard.note(name, tuple(str(slot.size_class) for slot in slots))
+
+    def _judge(self, is_orderly: bool) -> None:
+        """What is to be said of the programs that the step has compiled; an error of its own comes first."""
+        pool, names = self._pool, self._compiled or []
+        pool.guard.advise(pool.planner)
+        if is_orderly and self._max_compiles is not None and len(names) > self._max_compiles:
+            what = f"{len(names)} programs in one step, where {self._max_compiles} may be: {', '.join(names[:8])}"
+            raise unsteady(pool.arena, "compile", what)
 
     def _slot_of(self, array: Any) -> Slot:
         for loan in self._loans:
