@@ -62,7 +62,7 @@ def _stack(samples: Sequence[Any], empty: Empty, name: str) -> Any:
         raise ValueError(f"the samples differ in the shape of {name}: {sorted({a.shape for a in arrays})}")
     if dtype.hasobject or dtype.kind in "SU" or any(a.dtype != dtype for a in arrays):
         return np.stack(arrays)
-    return np.stack(arrays, out=empty((len(arrays), *shape), dtype))
+    return np.stack(arrays, out=empty((len(arrays), *shape), dtype.newbyteorder("=")))
 
 
 class Pack(grain.transforms.Map):

@@ -138,7 +138,7 @@ class Packed:
     __slots__ = ("_claim", "_route", "note", "overflowed", "tree")
 
     def __init__(self, tree: Any, route: tuple[Any, ...] | None, note: Any) -> None:
-        self.tree = tree
+        self.tree: Any = tree
         self.note = note
         self.overflowed = route is None
         self._route = route

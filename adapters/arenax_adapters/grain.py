@@ -204,8 +204,9 @@ class PutIterator(grain.DatasetIterator[Any]):
 
 
 def _segment(workers: int, buffer: int, lander: Lander) -> Segment:
-    # A worker's queue and the thread that empties it hold `buffer` each, and one each in hand; one more is landing.
-    return Segment(workers, min(64, 2 * buffer + 3 + lander.held))
+    # A worker's queue and the thread that empties it hold `buffer` each, and one each in hand; one more is landing, and
+    # one is still there while a `map` after the batching has replaced its arrays.
+    return Segment(workers, min(64, 2 * buffer + 4 + lander.held))
 
 
 def _packing(loader: Any, writer: Writer) -> Any:

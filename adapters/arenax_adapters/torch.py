@@ -17,6 +17,7 @@ from .shared import Segment
 
 try:
     import torch.utils.data as torch_data
+    from torch._utils import ExceptionWrapper
 except ImportError as e:
     raise ImportError('arenax_adapters.torch needs torch: pip install "arenax[torch]"') from e
 
@@ -141,8 +142,10 @@ class _Source:
         writer = None
         if loader.num_workers:
             ahead = loader.prefetch_factor or 1
-            # torch asks a worker for one more before the batch that it gave has landed.
-            self.segment = Segment(loader.num_workers, min(64, ahead + 1 + held))
+            # torch asks a worker for one more before the batch that it gave has landed; and the thread of an epoch that
+            # was left may still land one, when the workers go on with the next.
+            landing = 2 if loader.persistent_workers and loader.prefetch else 1
+            self.segment = Segment(loader.num_workers, min(64, ahead + landing + held))
             weakref.finalize(self, self.segment.close)
             writer = self.segment.writer()
             view.worker_init_fn = Begin(writer, loader.worker_init_fn)
@@ -162,6 +165,7 @@ class _Source:
             except StopIteration:
                 raise
             except BaseException as e:
+                _break_cycle(e)
                 # Not where a sample was bad: torch goes on with the next batch. One that has ended its share exits
                 # with 0.
                 if not isinstance(e, Exception) or any(worker.exitcode for worker in self._workers()):
@@ -218,6 +222,15 @@ class _Batches(Iterator[Any]):
     def land(self, batch: Any, cancel: CancelToken | None = None) -> Any:
         """Lands a batch and frees its shared slot."""
         return self._lander.land(batch, self._source.segment, cancel)
+
+
+def _break_cycle(error: BaseException) -> None:
+    """Lets what raised a worker's error again forget it: it would hold the workers until the collector comes by."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    if traceback is not None and traceback.tb_frame.f_code is ExceptionWrapper.reraise.__code__:
+        traceback.tb_frame.clear()
 
 
 def _with_lists(ragged: Any) -> Any:

@@ -17,7 +17,7 @@ KIB, MIB = 2**10, 2**20
 SIZES = [4 * KIB * 4**i for i in range(9)]
 QUICK_MAX = 4 * MIB
 # What `arenax bench loader` loads, and by what; each library has an extra of its name.
-LOADED, LIBRARIES = ["plain", "ragged", "leaves", "step"], ["torch", "grain"]
+LOADED, LIBRARIES = ["plain", "step", "ragged", "leaves"], ["torch", "grain"]
 # Of the benchmarks that would otherwise take long.
 SECONDS = {"device": 240.0, "loader": 180.0}
 
@@ -92,7 +92,7 @@ def _loader_arguments(bench: argparse.ArgumentParser) -> None:
         "--libraries", nargs="+", choices=LIBRARIES, help="whose loaders (default: of those that are there)"
     )
     bench.add_argument(
-        "--batches", type=at_least(1), help="batches of a few MiB that are timed in a round (default: 48)"
+        "--batches", type=at_least(1), help="batches of a few MiB that are timed in a round (default: 32)"
     )
     bench.add_argument("--workers", type=at_least(1), default=2, help="workers of each loader (default: 2)")
     bench.set_defaults(lacking=_lacking_libraries)
@@ -187,7 +187,7 @@ def _loader(args: argparse.Namespace, clock: "Clock", sizes: list[int]) -> "list
     from ._bench_loader_forms import cases_of
 
     kinds = args.cases or (["plain", "step"] if args.quick else LOADED)
-    rounds, batches = args.rounds or (3 if args.quick else 7), args.batches or (16 if args.quick else 48)
+    rounds, batches = args.rounds or (3 if args.quick else 5), args.batches or (16 if args.quick else 32)
     options = Options(cases_of(kinds, sizes), args.libraries, args.absent, rounds, batches, args.workers, args.quick)
     return measure_loader(clock, options)
 

@@ -3,6 +3,7 @@
 import re
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +19,9 @@ def pool() -> Iterator[arenax.BufferPool]:
         yield pool
 
 
-def jitted():  # Anew for each test, since JAX keeps what it has compiled.
+def jitted() -> Any:  # Anew for each test, since JAX keeps what it has compiled.
     @jax.jit
-    def train_step(batch, n=None):
+    def train_step(batch: Any, n: Any = None) -> jax.Array:
         x = batch["x"]
         return jnp.where(jnp.arange(x.shape[1]) < (x.shape[1] if n is None else n), x, 0).sum() + batch["y"].sum()
 
