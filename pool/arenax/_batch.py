@@ -178,7 +178,7 @@ class Planner:
         A ragged leaf takes every class of its axis, and its size is a leaf of its own.
         """
         leaves, treedef = tree_flatten_with_path(tree)
-        specs = (self._specs.get(treedef) or self._match(tree, treedef)) if self._any_ragged else [None] * len(leaves)
+        specs = self.specs_of(tree, treedef)
         for (path, leaf), ragged in zip(leaves, specs, strict=True):
             name = _label(path)
             if not isinstance(leaf, ArraySpec):
@@ -196,6 +196,12 @@ class Planner:
                 leaf = ArraySpec(shape, leaf.dtype)
             yield name, list(leaf.classes())
             yield f"the size of {name}", [SIZE]
+
+    def specs_of(self, tree: Any, treedef: Treedef) -> list[Ragged | None]:
+        """The ragged specification of each leaf of a batch, or of a specification of one."""
+        if not self._any_ragged:
+            return [None] * treedef.num_leaves
+        return self._specs.get(treedef) or self._match(tree, treedef)
 
     def varieties(self) -> list[tuple[Treedef, list[Variety]]]:
         """For each batch structure seen, the sizes that its leaves came with."""

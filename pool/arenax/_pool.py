@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -25,6 +25,7 @@ from ._slot import Holder, Shelf, Slot
 from ._stats import Stats, human_bytes
 from ._step import Step
 from ._waiters import CancelToken
+from ._warm_up import warm_up
 
 _numbers = itertools.count(1)
 
@@ -229,6 +230,40 @@ class BufferPool:
             if max_compiles < 0:
                 raise ValueError(f"max_compiles must be at least 0, got {max_compiles}")
         return Step(self, strict, max_compiles)
+
+    def warm_up(self, fn: Callable[..., Any], spec: Any, with_sizes: bool = False) -> int:
+        """Calls a function with zeros of every shape that its batch can have, so that the run itself compiles nothing.
+
+        Each call is a step of its own; it also creates slots and compiles their landings. Its results are waited for
+        and dropped: where it has effects, or donates its state, give a function of the batch that spares them. Axes
+        with equal size classes vary together, as those of tokens and their labels do. With rich installed there is a
+        progress bar, on a terminal.
+
+        Args:
+            fn: A function ``(batch)``, or ``(batch, sizes)`` with `with_sizes`.
+            spec: A batch, or a pytree of `ArraySpec` or `jax.ShapeDtypeStruct`.
+            with_sizes: Whether `fn` takes the sizes.
+
+        Returns:
+            How many programs were compiled.
+
+        Example:
+            >>> import arenax, jax, numpy as np
+            >>> lengths = arenax.SizeClasses.explicit([4, 8])
+            >>> total = jax.jit(lambda batch: batch["x"].sum())
+            >>> with arenax.BufferPool(ragged=arenax.Ragged(1, lengths)) as pool:
+            ...     count = pool.warm_up(total, {"x": arenax.ArraySpec((2, lengths), "float32")})
+            ...     with pool.steady():
+            ...         for n in (3, 4, 8):
+            ...             with pool.step() as step:
+            ...                 print(total(step.put({"x": np.ones((2, n), np.float32)})))
+            6.0
+            8.0
+            16.0
+        """
+        if not callable(fn):
+            raise TypeError(f"fn must be a function of a batch, got {type(fn).__name__}")
+        return warm_up(self, fn, spec, with_sizes)
 
     @property
     def compiles(self) -> tuple[Compile, ...]:

@@ -39,6 +39,7 @@ SIGNATURES = {
     ),
     "BufferPool.reserve": "self, example, slots=3",
     "BufferPool.put": "self, batch, with_sizes=False, *, cancel=None, planner=None",
+    "BufferPool.warm_up": "self, fn, spec, with_sizes=False",
     "BufferPool.planner_for": "self, ragged",
     "BufferPool.step": "self, strict=False, max_compiles=None",
     "BufferPool.lease": "self, shape, dtype='float32', *, fill=0",
