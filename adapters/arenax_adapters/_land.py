@@ -1,6 +1,6 @@
 """The landing of a loader's batches: arrays of whatever tree into the pool, the rest passed through."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -9,6 +9,7 @@ import numpy as np
 from arenax import BufferPool, CancelToken, Ragged
 from arenax._request import canonical_dtype
 
+from ._tree import leaves_of, map_tree
 from ._writer import ALIGN
 from .shared import Packed, Padded, Segment
 
@@ -88,7 +89,9 @@ class Lander:
         Returns:
             The tree with a `jax.Array` for each array; with `ragged`, ``(tree, sizes)``.
         """
-        leaves, treedef = jax.tree.flatten(tree)
+        leaves, treedef = jax.tree.flatten(tree, is_leaf=_is_unsorted)
+        if any(isinstance(x, Mapping | tuple | list) for x in leaves):
+            return self._land_foreign(leaves, treedef, cancel, shared)
         adopted = self._adopt(tree, leaves, treedef) if shared else {}
         arrays = {i for i, x in enumerate(leaves) if _lands(x)} - adopted.keys()
         # A leaf that stays is none at all to the pool, but keeps its place.
@@ -106,6 +109,21 @@ class Lander:
         found = treedef.flatten_up_to(landed)
         batch = treedef.unflatten([found[i] if i in arrays else adopted.get(i, x) for i, x in enumerate(leaves)])
         return (batch, treedef.unflatten(sizes)) if self._with_sizes else batch
+
+    def _land_foreign(self, leaves: list[Any], treedef: Any, cancel: CancelToken | None, shared: bool) -> Any:
+        """Lands a batch with containers that are none to JAX, such as a `UserDict`, as lists, and puts them back."""
+        lists = [list(leaves_of(x)) if isinstance(x, Mapping | tuple | list) else x for x in leaves]
+        landed = self(treedef.unflatten(lists), cancel, shared)
+        trees = landed if self._with_sizes else (landed,)
+        restored: list[Any] = []
+        for tree in trees:
+            parts = treedef.flatten_up_to(tree)
+            for i, x in enumerate(leaves):
+                if isinstance(x, Mapping | tuple | list):
+                    values = iter(parts[i])
+                    parts[i] = map_tree(lambda _, values=values: next(values), x)
+            restored.append(treedef.unflatten(parts))
+        return tuple(restored) if self._with_sizes else restored[0]
 
     def _adopt(self, tree: Any, leaves: list[Any], treedef: Any) -> dict[int, jax.Array]:
         """JAX's own arrays on the memory of those leaves that it can take as they are; they keep it."""
@@ -139,6 +157,17 @@ def _is_padded(leaf: Any, ragged: Ragged) -> bool:
     if not isinstance(leaf, Padded) or leaf.axis is None or leaf.extent > ragged.size_classes.boundaries[-1]:
         return False
     return leaf.array.shape[leaf.axis] == ragged.size_classes.class_of(leaf.extent)
+
+
+def _is_unsorted(node: Any) -> bool:
+    """Whether it is a dict whose keys JAX could not sort."""
+    if not isinstance(node, dict):
+        return False
+    try:
+        sorted(node)  # pyright: ignore[reportUnknownArgumentType, reportCallIssue, reportArgumentType]
+    except TypeError:
+        return True
+    return False
 
 
 def _lands(leaf: Any) -> bool:

@@ -23,7 +23,10 @@ def prepare_worker() -> None:
 
 
 def _end_with(parent: Any) -> None:
-    wait([parent.sentinel])
+    # The sentinel alone would not do: any child that the parent forks holds the pipe's other end.
+    above = os.getppid()
+    while os.getppid() == above and not wait([parent.sentinel], timeout=0.5):
+        pass
     os._exit(1)
 
 

@@ -136,12 +136,14 @@ class Writer:
             slot = self._slot_of(arrays) or self._take()
             missing = sum(_aligned(x.nbytes) for x in arrays if slot.place_of(x) is None)
             if missing > slot.nbytes - slot.used:
-                slot = self._take()  # The other may be full of arrays that were replaced since.
+                # It may be full of arrays that were replaced since: another will do, or slots that hold those too.
+                need = slot.used + missing
+                slot = self._take()
                 if total > slot.nbytes:
-                    held = self._extent is not None and total <= self._extent.slot_bytes
+                    held = self._extent is not None and need <= self._extent.slot_bytes
                     if held or self._file is None or self._region is None:
                         return Packed(map_tree(_own, tree), None, note)  # All of its slots are held.
-                    self._grow(total)
+                    self._grow(need)
                     slot = self._take()
             places: dict[int, Place] = {}
             for x in arrays:

@@ -100,7 +100,8 @@ class Segment:
         if self.overflow_count == 1 and AVAILABLE:
             warnings.warn(
                 f"a batch found none of its worker's {self._slots} shared slots free and was sent the slow way, as a "
-                "copy through a pipe: batches, or NumPy views of them, are held. Later ones are only counted",
+                "copy through a pipe: adopted batches, or views of them, are held, or the other workers have ended and "
+                "left this one more than its share. Later ones are only counted",
                 RuntimeWarning,
                 stacklevel=2,
             )
