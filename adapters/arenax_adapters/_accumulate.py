@@ -24,7 +24,8 @@ def accumulate(pool: BufferPool, like: Any, dtype: Any = None) -> "Accumulator":
     step.
 
     Args:
-        pool: Where the slots are drawn. One that uses reserved slots only needs another for each leaf:
+        pool: Where the slots are drawn, one after the other: where two of these wait for slots of one pool, have enough
+            for both. One that uses reserved slots only needs another for each leaf:
             ``pool.reserve(like, slots=1)``, of a tree with the dtypes of the sums. This also spares you the pool's
             warning that it grows, where 64 leaves or more have the same shape. In a pool with ragged axes, `reserve`
             makes size classes instead of exact shapes: give the sums a pool of their own then.

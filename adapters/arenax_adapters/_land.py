@@ -49,8 +49,6 @@ class Lander:
         self.held = _HELD if landing == "adopt" else 0
         self.adopts = landing == "adopt"
         self._device, self._committed = pool.landing.device, pool.placement is not None
-        self._ragged = pool.ragged if ragged is None else ragged
-        self._specs: dict[Any, list[Ragged | None]] = {}
         self._with_sizes = ragged is not None
         self._planner = pool.planner_for(ragged) if ragged is not None else None
 
@@ -105,7 +103,7 @@ class Lander:
             sizes = treedef.flatten_up_to(sizes)
             for i in adopted:
                 if isinstance(x := leaves[i], Padded):
-                    sizes[i] = self.pool.put(np.int32(x.extent), cancel=cancel)
+                    sizes[i] = self.pool.put(np.int32(x.extent), cancel=cancel, planner=self.pool.exact_planner)
         found = treedef.flatten_up_to(landed)
         batch = treedef.unflatten([found[i] if i in arrays else adopted.get(i, x) for i, x in enumerate(leaves)])
         return (batch, treedef.unflatten(sizes)) if self._with_sizes else batch
@@ -127,13 +125,7 @@ class Lander:
 
     def _adopt(self, tree: Any, leaves: list[Any], treedef: Any) -> dict[int, jax.Array]:
         """JAX's own arrays on the memory of those leaves that it can take as they are; they keep it."""
-        specs = self._specs.get(treedef)
-        if specs is None:
-            try:
-                full = jax.tree.broadcast(self._ragged, tree, is_leaf=lambda r: r is None)
-            except ValueError:  # The pool has a better message for it.
-                return {}
-            specs = self._specs[treedef] = treedef.flatten_up_to(full)
+        specs = (self._planner or self.pool.planner).specs_of(tree, treedef)
         adopted: dict[int, jax.Array] = {}
         for i, (leaf, ragged) in enumerate(zip(leaves, specs, strict=True)):
             array = leaf.array if isinstance(leaf, Padded) else leaf

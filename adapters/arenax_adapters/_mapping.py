@@ -17,6 +17,7 @@ import numpy as np
 PAGE = mmap.PAGESIZE
 AVAILABLE = hasattr(os, "memfd_create")
 _PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01
+_OWN_GROUPS = Path("/proc/self/cgroup")
 _CGROUPS = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current"),
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -168,13 +169,28 @@ def available_bytes() -> int | None:
             found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     except OSError:
         pass
-    for directory, limit, usage in _CGROUPS:
-        try:
-            free = int((directory / limit).read_text()) - int((directory / usage).read_text())
-            found.append(free + _file_cache_bytes(directory / "memory.stat"))
-        except (OSError, ValueError):  # Another version, or "max".
-            pass
+    for root, limit, usage in _CGROUPS:
+        for directory in _groups(root):
+            try:
+                free = int((directory / limit).read_text()) - int((directory / usage).read_text())
+                found.append(free + _file_cache_bytes(directory / "memory.stat"))
+            except (OSError, ValueError):  # Another version, or "max".
+                pass
     return max(0, min(found)) if found else None
+
+
+def _groups(root: Path) -> set[Path]:
+    """The control group that this process is in, and those that it is in, up to `root`."""
+    found = {root}
+    try:
+        for line in _OWN_GROUPS.read_text().splitlines():  # "0::/path" or "9:memory:/path"
+            _, controllers, path = line.split(":", 2)
+            if controllers in ("", "memory"):
+                own = root / path.lstrip("/")
+                found |= {own, *(p for p in own.parents if p.is_relative_to(root))}
+    except (OSError, ValueError):
+        pass
+    return found
 
 
 def _file_cache_bytes(path: Path) -> int:

@@ -133,6 +133,7 @@ class Packed:
         tree: The batch: its arrays lie in the slot (or are ordinary ones, where it overflowed), its other leaves are
             what they were.
         note: What the worker said beside it.
+        overflowed: Whether it came as ordinary arrays, for want of a slot.
     """
 
     __slots__ = ("_claim", "_route", "note", "overflowed", "tree")

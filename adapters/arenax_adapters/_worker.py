@@ -14,8 +14,14 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _TRIM_BYTES, _MMAP_BYTES = 1 << 30, 1 << 25  # glibc refuses an mmap threshold above 32 MiB.
 
 
+_prepared: set[int] = set()  # Processes; a forked one inherits its parent's.
+
+
 def prepare_worker() -> None:
-    """Keeps freed memory, and ends this process as soon as its parent is gone."""
+    """Keeps freed memory, and ends this process as soon as its parent is gone; once a process."""
+    if os.getpid() in _prepared:
+        return
+    _prepared.add(os.getpid())
     keep_freed_memory()
     parent = multiprocessing.parent_process()
     if parent is not None:

@@ -97,8 +97,11 @@ class Writer:
             return self._take()
 
     def _enter(self) -> None:
+        global _of_process
         if self._pid != os.getpid():  # Or its parent's, in a forked worker.
             self._begin(self._join())
+            if os.getpid() != self._token[0]:
+                _of_process = self
 
     def _take(self) -> Slot:
         self._enter()
@@ -181,9 +184,9 @@ class Writer:
             return None
         import fcntl  # Windows has none, and no memfd.
 
+        fd = self._file.fd()
         if os.getpid() != self._token[0]:
             prepare_worker()
-        fd = self._file.fd()
         header = Mapping(fd, 0, header_bytes(self._regions)).bytes()
         fcntl.lockf(fd, fcntl.LOCK_EX, 1)
         try:

@@ -12,7 +12,7 @@ from typing import Any
 
 from arenax import BufferPool
 
-from ._land import LANDINGS, Lander
+from ._land import Lander
 from ._writer import Writer
 from .shared import Segment
 
@@ -33,7 +33,7 @@ def batch_and_put(
     options: Any = None,
     drop_remainder: bool = False,
     worker_init_fn: Callable[[int, int], None] | None = None,
-    landing: str = LANDINGS[0],
+    landing: str = "copy",
 ) -> Any:
     """Batches a dataset, in workers where there are any, and lands the batches in a pool.
 
@@ -74,7 +74,7 @@ def mp_put(
     options: Any = None,
     ragged: Any = None,
     worker_init_fn: Callable[[int, int], None] | None = None,
-    landing: str = LANDINGS[0],
+    landing: str = "copy",
 ) -> Any:
     """Lands the batches of a dataset in a pool, made in workers: in the place of ``ds.mp_prefetch(options)``.
 
@@ -113,7 +113,7 @@ def device_put(ds: Any, pool: BufferPool, *, cpu_buffer_size: int = 4, device_bu
     """Lands batches in a pool, ahead of the loop: in the place of ``grain.experimental.device_put``.
 
     Args:
-        ds: A ``grain.IterDataset`` of batches.
+        ds: A ``grain.IterDataset`` or ``grain.MapDataset`` of batches.
         pool: Where they land.
         cpu_buffer_size: Batches to hold ready before they land.
         device_buffer_size: Batches to land ahead.
@@ -132,6 +132,9 @@ def device_put(ds: Any, pool: BufferPool, *, cpu_buffer_size: int = 4, device_bu
         ...     print([float(x.sum()) for x in device_put(ds, pool)])
         [1.0, 5.0, 9.0]
     """
+    ds = ds.to_iter_dataset() if isinstance(ds, grain.MapDataset) else ds
+    if not isinstance(ds, grain.IterDataset):
+        raise TypeError(f"ds must be a grain.IterDataset or MapDataset, got {type(ds).__name__}")
     ahead = grain.experimental.ThreadPrefetchIterDataset
     return ahead(
         mp_put(ahead(ds, prefetch_buffer_size=cpu_buffer_size), pool=pool), prefetch_buffer_size=device_buffer_size

@@ -35,6 +35,10 @@ class Segment:
         workers: How many there are, at least 1.
         slots: Slots of each worker: batches that it may have filled or be filling while none has been released.
 
+    Attributes:
+        overflow_count: Batches that `overflowed` was told of.
+        token: Names it in this process.
+
     Raises:
         ValueError: For a number below 1, or more than 64 slots.
 
@@ -101,7 +105,8 @@ class Segment:
             warnings.warn(
                 f"a batch found none of its worker's {self._slots} shared slots free and was sent the slow way, as a "
                 "copy through a pipe: adopted batches, or views of them, are held, or the other workers have ended and "
-                "left this one more than its share. Later ones are only counted",
+                "left this one more than its share. Drop batches sooner, or do not adopt them. Later ones are only "
+                "counted",
                 RuntimeWarning,
                 stacklevel=2,
             )

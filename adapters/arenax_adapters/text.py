@@ -26,7 +26,8 @@ class PadTokens:
         dtype: Dtype of the tokens.
 
     Raises:
-        ValueError: Where there are no size classes, or no keys.
+        ValueError: Where there are no size classes, or such that are no integers of at least 1; no keys; or a `pad_id`
+            for another key.
 
     Example:
         >>> import arenax
@@ -51,11 +52,15 @@ class PadTokens:
     ) -> None:
         # Plain integers travel to the workers: an `arenax.SizeClasses` would import jax there.
         self._boundaries = tuple(sorted(getattr(size_classes, "boundaries", size_classes)))
+        if any(isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1 for n in self._boundaries):
+            raise ValueError(f"size_classes must be integers of at least 1, got {self._boundaries}")
         self._keys = (keys,) if isinstance(keys, str) else tuple(keys)
         if not self._boundaries:
             raise ValueError("size_classes must have at least one capacity")
         if not self._keys:
             raise ValueError("keys must name at least one entry of the samples")
+        if isinstance(pad_id, Mapping) and (odd := {*pad_id} - {*self._keys}):
+            raise ValueError(f"pad_id names {sorted(odd)}, which are none of the keys {self._keys}")
         self._pads = {k: pad_id.get(k, 0) if isinstance(pad_id, Mapping) else pad_id for k in self._keys}
         self._dtype = np.dtype(dtype)
 
@@ -79,6 +84,8 @@ class PadTokens:
         names = cast(Any, dicts[0]).keys()
         if any(d.keys() != names for d in dicts):
             raise ValueError(f"the samples differ in their entries: {sorted({str(sorted(d)) for d in dicts})}")
+        if clash := {"lengths", "mask"} & {*names}:
+            raise ValueError(f"the samples have entries {sorted(clash)}, which PadTokens makes itself: rename them")
         keys = [key for key in self._keys if key in names]
         if not keys:
             raise ValueError(f"the samples have none of the entries {self._keys}, but {sorted(names)}")

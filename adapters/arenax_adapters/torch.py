@@ -11,7 +11,7 @@ from arenax import BufferPool, CancelToken
 from arenax._call_site import caller
 
 from ._feed import Feed
-from ._land import LANDINGS, Lander, each_ragged
+from ._land import Lander, each_ragged
 from .prefetch import Prefetcher
 from .shared import Segment
 
@@ -40,10 +40,13 @@ class DataLoader(torch_data.DataLoader[Any]):
         dataset: A map-style or iterable dataset of tensors, NumPy arrays and numbers, in tuples, named tuples, lists
             and dicts.
         *args: As torch's.
-        pool: Where the batches land; a pool of the loader's own by default.
+        pool: Where the batches land; a pool of the loader's own by default. Its own ragged axes are padded where the
+            batches land.
         ragged: Axes that vary, as `BufferPool` takes them; axes count in the batch, where axis 0 is the samples. Rows
-            of unequal length are padded to their size class, and the loader gives ``(batch, sizes)``.
-        prefetch: Batches to land ahead of the loop, in a thread; 0 lands each when it is asked for.
+            of unequal length are padded to their size class in the worker, unless `collate_fn` is your own, and the
+            loader gives ``(batch, sizes)``.
+        prefetch: Batches to land ahead of the loop, in a thread; 0 lands each when it is asked for. Above 0, a bad
+            sample ends the epoch, and the iterator has no length.
         landing: ``"copy"`` lands batches in the pool. ``"adopt"``, on CPU, hands the workers' memory to JAX without a
             copy, where an array has 64 KiB or more: such arrays are none of the pool's slots, are counted in
             `adopted_count`, are copied where a step donates them, and keep their worker's slot until they and all
@@ -53,9 +56,10 @@ class DataLoader(torch_data.DataLoader[Any]):
 
     Attributes:
         pool: The pool.
+        prefetch: Batches that are landed ahead.
 
     Raises:
-        TypeError: For a `pool` that is none, or what torch refuses.
+        TypeError: For a `pool` that is none, a `prefetch` that is no integer, or what torch refuses.
         ValueError: For a negative `prefetch`, another `landing`, or what torch refuses.
 
     Example:
@@ -76,7 +80,7 @@ class DataLoader(torch_data.DataLoader[Any]):
         pool: BufferPool | None = None,
         ragged: Any = None,
         prefetch: int = 0,
-        landing: str = LANDINGS[0],
+        landing: str = "copy",
         **kwargs: Any,
     ) -> None:
         if isinstance(prefetch, bool) or not isinstance(prefetch, int):  # pyright: ignore[reportUnnecessaryIsInstance]

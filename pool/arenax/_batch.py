@@ -180,11 +180,8 @@ class Planner:
         leaves, treedef = tree_flatten_with_path(tree)
         specs = self.specs_of(tree, treedef)
         for (path, leaf), ragged in zip(leaves, specs, strict=True):
-            name = _label(path)
-            if not isinstance(leaf, ArraySpec):
-                shape = getattr(leaf, "shape", None)
-                leaf = as_array(leaf, name) if shape is None or not hasattr(leaf, "dtype") else leaf
-                leaf = ArraySpec(tuple(leaf.shape), _checked_dtype(leaf, name))
+            name = label(path)
+            leaf = as_spec(leaf, name)
             if ragged is None:
                 yield name, list(leaf.classes())
                 continue
@@ -214,11 +211,8 @@ class Planner:
         if found is None:
             if len(self._varieties) >= self.MAX_VARIETIES:
                 return
-            names = [_label(path) for path, _ in tree_flatten_with_path(batch)[0]]
-            varieties = [
-                Variety(name, len(x.shape), spec is not None)
-                for name, x, spec in zip(names, leaves, specs, strict=True)
-            ]
+            names = [label(path) for path, _ in tree_flatten_with_path(batch)[0]]
+            varieties = [Variety(name, len(x.shape), spec) for name, x, spec in zip(names, leaves, specs, strict=True)]
             found = self._varieties[key] = (treedef, varieties)
         for variety, x in zip(found[1], leaves, strict=True):
             variety.add(x.shape)
@@ -227,7 +221,7 @@ class Planner:
         """The leaves, each an array; notes the types that are arrays already."""
         leaves: list[Any] = []
         for path, leaf in tree_flatten_with_path(batch)[0]:
-            leaves.append(as_array(leaf, _label(path)))
+            leaves.append(as_array(leaf, label(path)))
             if leaves[-1] is leaf:
                 self._array_types.add(type(leaf))
         return leaves
@@ -325,15 +319,25 @@ def count_classes(leaves: Iterator[tuple[str, list[SizeClass]]], slots: int) -> 
     return wanted
 
 
+def as_spec(leaf: Any, name: str) -> ArraySpec:
+    """The specification of an example's leaf, or of a leaf that is one already."""
+    if isinstance(leaf, ArraySpec):
+        return leaf
+    shape = getattr(leaf, "shape", None)
+    leaf = as_array(leaf, name) if shape is None or not hasattr(leaf, "dtype") else leaf
+    return ArraySpec(tuple(leaf.shape), _checked_dtype(leaf, name))
+
+
 def _is_none(x: Any) -> bool:
     return x is None
 
 
 def _name(batch: Any, i: int) -> str:
-    return _label(tree_flatten_with_path(batch)[0][i][0])
+    return label(tree_flatten_with_path(batch)[0][i][0])
 
 
-def _label(path: Any) -> str:
+def label(path: Any) -> str:
+    """How messages name the leaf at a path."""
     return f"leaf {keystr(path)}" if path else "the batch"
 
 

@@ -4,20 +4,34 @@ The listener runs in the compiling thread, once for each backend compile, also w
 """
 
 import threading
+import weakref
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import jax
 
 _EVENT = "/jax/core/compile/backend_compile_duration"
 
 
+class Listener(Protocol):
+    """What is told of compiles."""
+
+    def compiled(self, name: str) -> None:
+        """Called in the compiling thread, with the name of the function."""
+        ...
+
+
 class _Active(threading.local):
-    """The watches of this thread."""
+    """The watches of this thread; weakly, so that a step which an interrupt kept from its end is not watched on."""
 
     def __init__(self) -> None:
-        self.watches: list[Watch] = []
+        self.watches: list[weakref.ref[Watch]] = []
+
+    def living(self) -> "list[Watch]":
+        """Those that are not over; the others are dropped."""
+        found = [(r, w) for r in self.watches if (w := r()) is not None and w.counter is not None]
+        self.watches[:] = [r for r, _ in found]
+        return [w for _, w in found]
 
 
 _active = _Active()
@@ -28,24 +42,24 @@ class Watch:
 
     Args:
         counter: What counts them.
-        tell: Called with the name of each function that is compiled.
+        listener: What is told the name of each function that is compiled; it is not kept.
     """
 
-    __slots__ = ("counter", "tell")
+    __slots__ = ("__weakref__", "counter", "listener")
 
-    def __init__(self, counter: "CompileCounter", tell: Callable[[str], None] | None = None) -> None:
+    def __init__(self, counter: "CompileCounter", listener: "Listener | None" = None) -> None:
         self.counter: CompileCounter | None = counter
-        self.tell = tell
-        _active.watches.append(self)
+        self.listener = None if listener is None else weakref.ref(listener)
+        _active.watches.append(weakref.ref(self))
 
     def end(self) -> None:
         """Counts no more."""
-        self.counter = self.tell = None
+        self.counter = self.listener = None
         watches = _active.watches
-        if watches and watches[-1] is self:
+        if watches and watches[-1]() is self:
             watches.pop()
         else:  # Out of order, or another thread's, which drops it at its next compile.
-            watches[:] = [w for w in watches if w is not self]
+            watches[:] = [w for w in watches if w() is not self]
 
     def __enter__(self) -> Self:
         return self
@@ -66,7 +80,7 @@ class CompileCounter:
         _listen()
         self.count = 0
         self.names: deque[str] = deque(maxlen=16)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # A finalizer may compile, too.
 
     def watch(self) -> Watch:
         """Begins a scope in this thread; a context manager."""
@@ -82,13 +96,15 @@ class CompileCounter:
 def _on_event(event: str, duration_secs: float, **fields: Any) -> None:  # noqa: ARG001
     if event == _EVENT:
         name = str(fields.get("fun_name", "a program"))
-        _active.watches[:] = [w for w in _active.watches if w.counter is not None]
-        for counter in {id(w.counter): w.counter for w in _active.watches}.values():
+        watches = _active.living()
+        for counter in {id(w.counter): w.counter for w in watches}.values():
             if counter is not None:
                 counter.add(name)
-        for watch in _active.watches:
-            if watch.tell is not None:
-                watch.tell(name)
+        for watch in watches:
+            reference = watch.listener
+            listener = None if reference is None else reference()
+            if listener is not None:
+                listener.compiled(name)
 
 
 _listening = threading.Lock()

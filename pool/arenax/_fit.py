@@ -166,6 +166,7 @@ def padding_of(boundaries: Iterable[int], lengths: Any) -> tuple[Ints, Ints, Int
     if values[-1] > capacities[-1]:
         raise ValueError(f"a length of {values[-1]} is above the largest size class, {capacities[-1]}")
     at = np.searchsorted(capacities, values)
-    served = np.bincount(at, counts, len(capacities)).astype(np.int64)
-    asked = np.bincount(at, counts * values, len(capacities)).astype(np.int64)
+    served, asked = np.zeros_like(capacities), np.zeros_like(capacities)
+    np.add.at(served, at, counts)
+    np.add.at(asked, at, counts * values)
     return served, asked, served * capacities

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from ._call_site import caller
+from ._request import Ragged
 from ._size_classes import SizeClasses
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class CompileGuard:
     def __init__(self, pool_name: str) -> None:
         self.steps = 0
         self._pool_name = pool_name
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # A finalizer may compile, too.
         self._counts: dict[tuple[str, tuple[str, ...], str], int] = {}
         self._warned = False
 
@@ -68,8 +69,7 @@ class CompileGuard:
 
     def compiles(self) -> tuple[Compile, ...]:
         """What was compiled, in order of its first time."""
-        with self._lock:
-            return tuple(Compile(*key, count) for key, count in self._counts.items())
+        return tuple(Compile(*key, count) for key, count in [*self._counts.items()])
 
     def advise(self, planner: "Planner") -> None:
         """Warns, once, where the shapes of what is drawn do not repeat; called where a step has compiled something."""
@@ -87,10 +87,10 @@ class CompileGuard:
             f"{len(sizes)} shapes in {self.steps} steps on axis {axis} of {leaves[i].name}"
             for i, (axis, sizes) in growing.items()
         )
-        written: list[Any] = [None] * len(leaves)
+        written: list[Any] = [leaf.declared for leaf in leaves]
         for i, (axis, sizes) in growing.items():
             boundaries = list(SizeClasses.fit(sizes, _CLASSES).boundaries)
-            written[i] = _Code(f"arenax.Ragged({axis}, arenax.SizeClasses.explicit({boundaries}))")
+            written[i] = _Code(_ragged(axis, boundaries))
         return (
             f"pool {self._pool_name!r} sees {what}, and what is called with them is compiled anew for each. Give "
             f"BufferPool(ragged={treedef.unflatten(written)!r}), with a boundary for the longest that will ever come, "
@@ -104,14 +104,21 @@ class Variety:
     Args:
         name: The leaf's, in messages.
         rank: How many axes it has.
-        ragged: Whether one of them is declared ragged.
+        ragged: The axis that is declared ragged, or None.
+
+    Attributes:
+        name: The leaf's name.
+        declared: What `ragged` has for it, to be written again.
     """
 
-    __slots__ = ("_sizes", "name")
+    __slots__ = ("_sizes", "declared", "name")
 
-    def __init__(self, name: str, rank: int, ragged: bool) -> None:
+    def __init__(self, name: str, rank: int, ragged: Ragged | None) -> None:
         self.name = name
-        self._sizes: list[set[int]] = [] if ragged else [set() for _ in range(rank)]
+        self.declared = None
+        if ragged is not None:
+            self.declared = _Code(_ragged(ragged.axis, list(ragged.size_classes.boundaries), ragged.pad_value))
+        self._sizes: list[set[int]] = [] if ragged is not None else [set() for _ in range(rank)]
 
     def add(self, shape: tuple[int, ...]) -> None:
         """Notes a shape."""
@@ -124,7 +131,12 @@ class Variety:
         if not self._sizes:
             return None
         axis, sizes = max(enumerate(self._sizes), key=lambda pair: len(pair[1]))
-        return (axis, sizes) if len(sizes) >= SHAPES else None
+        return (axis, {*sizes}) if len(sizes) >= SHAPES else None
+
+
+def _ragged(axis: int, boundaries: list[int], pad_value: Any = 0) -> str:
+    pad = "" if isinstance(pad_value, int) and pad_value == 0 else f", pad_value={pad_value!r}"
+    return f"arenax.Ragged({axis}, arenax.SizeClasses.explicit({boundaries}){pad})"
 
 
 class _Code(str):

@@ -89,7 +89,7 @@ class BufferPool:
         if name is not None and not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"name must be a text or None, got {name!r}")
         self.name = name or f"pool-{next(_numbers)}"
-        self.placement, self.ragged = placement, ragged
+        self.placement = placement
         self.compile_counter = CompileCounter()
         self.landing = landing_for(placement, landing, self.compile_counter)
         limit = budget_bytes(budget, self.landing.bytes_limit, self.landing.name)

@@ -75,7 +75,7 @@ class Step:
             raise RuntimeError(f"a step is entered once, and this one is {self._state}: call pool.step() each time")
         self._state = "open"
         self._pool.guard.steps += 1
-        self._watch = Watch(self._pool.compile_counter, self._note_compile)
+        self._watch = Watch(self._pool.compile_counter, self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -178,7 +178,8 @@ class Step:
         """Whether this very array was drawn in this step."""
         return any(slot.array is array for loan in self._loans for slot in loan.slots)
 
-    def _note_compile(self, name: str) -> None:
+    def compiled(self, name: str) -> None:
+        """Notes a program that was compiled inside the step."""
         if self._compiled is None:
             self._compiled = []
         self._compiled.append(name)
@@ -188,8 +189,10 @@ class Step:
     def _judge(self, is_orderly: bool) -> None:
         """What is to be said of the programs that the step has compiled; an error of its own comes first."""
         pool, names = self._pool, self._compiled or []
+        if not is_orderly:
+            return
         pool.guard.advise(pool.planner)
-        if is_orderly and self._max_compiles is not None and len(names) > self._max_compiles:
+        if self._max_compiles is not None and len(names) > self._max_compiles:
             what = f"{len(names)} programs in one step, where {self._max_compiles} may be: {', '.join(names[:8])}"
             raise unsteady(pool.arena, "compile", what)
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from ._batch import as_spec, label
 from ._compiles import CompileCounter
-from ._request import Ragged
+from ._request import ArraySpec, Ragged
 from ._size_classes import SizeClasses
 
 if TYPE_CHECKING:
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
 def warm_up(pool: "BufferPool", function: Callable[..., Any], spec: Any, with_sizes: bool) -> int:
     """Calls `function` with a batch of zeros of every shape, each in a step of its own; returns how many compiled."""
     counter = CompileCounter()
-    leaves, treedef = jax.tree.flatten(spec)
-    shapes = [*batches(leaves, pool.planner.specs_of(spec, treedef))]
+    paths, treedef = jax.tree_util.tree_flatten_with_path(spec)
+    names = [label(path) for path, _ in paths]
+    leaves = [as_spec(leaf, name) for (_, leaf), name in zip(paths, names, strict=True)]
+    shapes = [*batches(leaves, pool.planner.specs_of(spec, treedef), names)]
     with counter.watch():
         for batch in _progress(shapes, f"arenax: compiling for {len(shapes)} shapes"):
             with pool.step() as step:
@@ -30,12 +33,14 @@ def warm_up(pool: "BufferPool", function: Callable[..., Any], spec: Any, with_si
     return counter.count
 
 
-def batches(leaves: Sequence[Any], ragged: Sequence[Ragged | None]) -> Iterator[list[np.ndarray[Any, Any]]]:
+def batches(
+    leaves: Sequence[ArraySpec], ragged: Sequence[Ragged | None], names: Sequence[str]
+) -> Iterator[list[np.ndarray[Any, Any]]]:
     """Yields a batch of zeros, as leaves, for every combination of classes.
 
     Axes with equal size classes are taken to have one length, as tokens and their labels have, and vary together.
     """
-    axes = [_axes(leaf, spec) for leaf, spec in zip(leaves, ragged, strict=True)]
+    axes = [_axes(*each) for each in zip(leaves, ragged, names, strict=True)]
     kinds = [*dict.fromkeys(classes for of_leaf in axes for classes in of_leaf if isinstance(classes, SizeClasses))]
     for sizes in itertools.product(*(kind.boundaries for kind in kinds)):
         size_of = dict(zip(kinds, sizes, strict=True))
@@ -45,10 +50,10 @@ def batches(leaves: Sequence[Any], ragged: Sequence[Ragged | None]) -> Iterator[
         ]
 
 
-def _axes(leaf: Any, ragged: Ragged | None) -> list[Any]:
-    axes = [*leaf.shape]
+def _axes(leaf: ArraySpec, ragged: Ragged | None, name: str) -> list[Any]:
+    axes: list[Any] = [*leaf.shape]
     if ragged is not None:
-        axes[ragged.axis] = ragged.size_classes
+        axes[ragged.axis_of(len(axes), name)] = ragged.size_classes
     return axes
 
 

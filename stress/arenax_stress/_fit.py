@@ -71,9 +71,10 @@ def run(args: argparse.Namespace) -> int:
 def rivals(fitted: SizeClasses, lengths: dict[int, int], multiple_of: int) -> list[tuple[str, SizeClasses]]:
     """The fitted classes, and what is usually taken in their place."""
     count, longest = len(fitted.boundaries), max(1, *lengths)
-    values = np.repeat([*lengths], [*lengths.values()]) if sum(lengths.values()) < 1 << 24 else np.array([*lengths])
-    quantiles = np.quantile(values, np.arange(1, count + 1) / count, method="higher")
-    rounded = np.maximum(-(-quantiles.astype(np.int64) // multiple_of), 1) * multiple_of
+    values, counts = histogram(lengths)
+    ends = np.cumsum(counts)
+    quantiles = values[np.searchsorted(ends, np.ceil(np.arange(1, count + 1) * ends[-1] / count))]
+    rounded = np.maximum(-(-quantiles // multiple_of), 1) * multiple_of
     return [
         ("fitted", fitted),
         ("quantiles", SizeClasses.explicit({*rounded.tolist(), fitted.maximum})),

@@ -200,6 +200,13 @@ def test_cached_files_are_no_used_memory(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "memory.stat").write_text(f"anon 5\n{prefix}inactive_file 3000000\n{prefix}active_file 500000\n")
     monkeypatch.setattr(_mapping, "_CGROUPS", ((tmp_path, "limit", "usage"),))
     assert _mapping.available_bytes() == 4_500_000
+    (tmp_path / "job" / "step").mkdir(parents=True)
+    for name, text in (("limit", "4000000\n"), ("usage", "3000000\n"), ("memory.stat", "anon 5\n")):
+        (tmp_path / "job" / name).write_text(text)
+    (tmp_path / "own").write_text("1:cpu:/\n0::/job/step\n")
+    monkeypatch.setattr(_mapping, "_OWN_GROUPS", tmp_path / "own")
+    assert _mapping.available_bytes() == 1_000_000  # Of a group that its own is in.
+    (tmp_path / "job" / "limit").write_text("max\n")
     (tmp_path / "limit").write_text("max\n")
     available = _mapping.available_bytes()
     assert available is None or available > 4_500_000

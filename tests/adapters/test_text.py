@@ -49,6 +49,18 @@ def test_rows_of_one_sample_have_one_length() -> None:
         PadTokens(CLASSES, keys=("a", "b"))([{"a": [1, 2], "b": [1]}])
 
 
+def test_entries_that_would_be_overwritten() -> None:
+    with pytest.raises(ValueError, match=r"have entries \['mask'\], which PadTokens makes itself"):
+        PadTokens(CLASSES)([{"tokens": [1], "mask": [1]}])
+
+
+def test_bad_classes_and_pads() -> None:
+    with pytest.raises(ValueError, match="size_classes must be integers of at least 1"):
+        PadTokens((0, 4))
+    with pytest.raises(ValueError, match=r"pad_id names \['label'\], which are none of the keys"):
+        PadTokens(CLASSES, pad_id={"label": -100})
+
+
 def test_without_classes_or_keys() -> None:
     with pytest.raises(ValueError, match="size_classes must have at least one"):
         PadTokens(())

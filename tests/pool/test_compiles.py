@@ -47,6 +47,20 @@ def in_a_thread(function: Callable[[], None]) -> None:
     assert errors == []
 
 
+def test_a_step_that_never_ends_is_not_watched_on() -> None:
+    """An interrupt can strike between a step's beginning and its block."""
+    with arenax.BufferPool() as pool:
+        for _ in range(10):
+            pool.step().__enter__()
+        compile_one()
+        assert pool.stats().compile_count == 0
+        step = pool.step()
+        step.__enter__()
+        compile_one()
+        assert pool.stats().compile_count == 1
+        step.__exit__(None, None, None)
+
+
 def test_it_counts_what_is_compiled_inside_and_nothing_else() -> None:
     counter = CompileCounter()
     compile_one()

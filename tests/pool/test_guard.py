@@ -81,6 +81,8 @@ def test_a_step_may_be_allowed_no_compiles(pool: arenax.BufferPool) -> None:
 
 
 def test_an_error_of_the_body_comes_first(pool: arenax.BufferPool) -> None:
+    for n in range(3, 20):  # There is something to be said, too.
+        pool.put(batch(n))
     with pytest.raises(ZeroDivisionError):
         with pool.step(max_compiles=0) as step:
             jitted()(step.put(batch(3)))
@@ -121,6 +123,25 @@ def test_the_warning_says_what_to_write_and_that_ends_the_compiles(pool: arenax.
                 drawn, sizes = step.put(batch(n), with_sizes=True)
                 assert train_step(drawn, sizes["x"]) == 2 * n
         assert len(theirs(mended)) == len({classes.class_of(n) for n in lengths})
+
+
+def test_what_is_declared_already_is_written_again() -> None:
+    train_step = jitted()
+    ragged = {"x": arenax.Ragged(1, arenax.SizeClasses.explicit([16]), pad_value=-1), "y": None}
+
+    def run() -> None:
+        with arenax.BufferPool(ragged=ragged) as pool:
+            for n in range(3, 13):
+                with pool.step() as step:
+                    train_step(step.put({"x": np.ones((2, n), np.float32), "y": np.zeros(n, np.float32)}))
+
+    with pytest.warns(RuntimeWarning, match="10 shapes|8 shapes") as caught:
+        run()
+    found = re.search(r"BufferPool\((ragged=.*)\), with a boundary", str(caught[0].message))
+    assert found
+    written = eval(f"dict({found[1]})")["ragged"]
+    assert written["x"] == ragged["x"]
+    assert written["y"].axis == 0
 
 
 def test_ragged_axes_and_few_shapes_do_not_warn() -> None:

@@ -65,6 +65,13 @@ def test_the_run_after_it_is_steady() -> None:
                 assert float(total) == 2 * n
 
 
+def test_examples_and_what_does_not_fit() -> None:
+    assert seen_by([1.5, [2]], None) == [[((), "float32"), [((), "int32")]]]
+    with arenax.BufferPool(ragged=Ragged(2, CLASSES)) as pool:
+        with pytest.raises(ValueError, match="rank 1 and so no axis 2"):
+            pool.warm_up(print, ArraySpec((3,), "int8"))
+
+
 def test_an_error_of_the_function_goes_on_and_nothing_stays_drawn() -> None:
     with arenax.BufferPool() as pool:
         with pytest.raises(ZeroDivisionError):
