@@ -31,7 +31,11 @@ from tests.adapters.torch_samples import (  # noqa: E402
     shared_mappings,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+    # An interrupt may strike in a landing.
+    pytest.mark.filterwarnings("ignore:an array of .* was donated away:RuntimeWarning"),
+]
 
 COUNT = 12
 WHOLE = list(range(COUNT))
@@ -60,7 +64,14 @@ def nothing_stays() -> Iterator[None]:
     assert left() == before
 
 
+def join_threads() -> None:
+    """A drop waits for its thread for a moment only, which ends the workers."""
+    for thread in prefetch_threads():
+        thread.join(SECONDS)
+
+
 def left() -> tuple[Any, ...]:
+    join_threads()
     for thread in threading.enumerate():  # Of multiprocessing, which closes a queue's pipe.
         if thread.name == "QueueFeederThread" and not workers():
             thread.join(SECONDS)
@@ -103,6 +114,7 @@ def test_an_error_in_the_loop(make_pool: MakePool, ahead: int):
 
     with pytest.raises(AssertionError, match="an error"):
         loop()
+    join_threads()
     assert workers() == []
     assert_nothing_left(loader.pool)
 
@@ -125,6 +137,7 @@ def test_a_bad_sample_ends_the_loop(make_pool: MakePool, persistent: bool, ahead
                 found.append(number(batch))
         except ValueError as e:
             assert "a bad sample" in str(e)  # noqa: PT017
+        join_threads()
         assert found == [0, 1, 2]
         del batch
         assert len(workers()) == persistent
