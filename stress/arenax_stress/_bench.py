@@ -84,6 +84,11 @@ def _device_arguments(bench: argparse.ArgumentParser) -> None:
     bench.add_argument("--steps", type=at_least(1), help="steps in which addresses are watched (default: 10000)")
 
 
+def _fit_arguments(bench: argparse.ArgumentParser) -> None:
+    bench.add_argument("--lengths", type=at_least(1), help="how many lengths (default: 1000000)")
+    bench.add_argument("--classes", type=at_least(1), default=16, help="the most size classes (default: 16)")
+
+
 def _loader_arguments(bench: argparse.ArgumentParser) -> None:
     _sizes(bench, [8 * KIB, 8 * MIB, 16 * MIB], "sizes of the plain batches", 128, 8 * MIB, 128)
     quick = "plain and step with --quick"
@@ -182,6 +187,13 @@ def _device(args: argparse.Namespace, clock: "Clock", sizes: list[int]) -> "list
     return measure_device(clock, Plan(sizes, args.chunks, ring, steps, args.rounds, args.quick))
 
 
+def _fit(args: argparse.Namespace, clock: "Clock", _: list[int]) -> "list[Table]":
+    from ._bench_fit import measure_fit
+
+    lengths = args.lengths or (100_000 if args.quick else 1_000_000)
+    return [measure_fit(clock, lengths, args.classes, args.rounds or (3 if args.quick else 11))]
+
+
 def _loader(args: argparse.Namespace, clock: "Clock", sizes: list[int]) -> "list[Table]":
     from ._bench_loader import Options, measure_loader
     from ._bench_loader_forms import cases_of
@@ -206,6 +218,7 @@ BENCHES: dict[
         _put_arguments,
         _put,
     ),
+    "fit": ("the exact size classes of a million lengths, and what other choices pad", _fit_arguments, _fit),
     "lease": (
         "checkout and return with 10 and 100,000 slots and among threads; small writes into large slots",
         _lease_arguments,
