@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     """
     # Here, so that `--help` and bad arguments need not wait for JAX.
     from . import _corpus, _demo_report
-    from ._demo_run import KINDS, SIZE_CLASSES, Run, save
+    from ._demo_run import KINDS, Run, longest, save, size_classes
 
     began = time.perf_counter()
     console = _demo_report.console()
@@ -55,10 +55,11 @@ def run(args: argparse.Namespace) -> int:
         batches = _corpus.batches(args.steps, BATCH_SIZE, args.seed)
     except FileNotFoundError as e:
         return _fail(str(e))
-    sizes = ", ".join(map(str, SIZE_CLASSES.boundaries))
+    lengths = [longest(texts) for texts in batches]
+    classes = size_classes(batches)
     console.print(
         f"{args.steps} batches of {BATCH_SIZE} functions of Python's standard library, each as long as its longest "
-        f"(at most {_corpus.MAX_LENGTH:,} bytes).\nSize classes: {sizes}."
+        f"(at most {_corpus.MAX_LENGTH:,} bytes).\n{_demo_report.choice(classes, lengths, BATCH_SIZE)}"
     )
     runs: dict[str, Run] = {}
     with tempfile.TemporaryDirectory(prefix="arenax-demo-") as folder, _demo_report.progress(console) as progress:
@@ -84,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
                 "steps": args.steps,
                 "seed": args.seed,
                 "batch_size": BATCH_SIZE,
-                "size_classes": SIZE_CLASSES.boundaries,
-                "lengths": [max(map(len, batch)) for batch in batches],
+                "size_classes": classes.boundaries,
+                "lengths": lengths,
             },
             "runs": {kind: asdict(r) for kind, r in runs.items()},
             "table": [{"figure": name, **dict(zip(KINDS, cells, strict=True))} for name, *cells in rows],

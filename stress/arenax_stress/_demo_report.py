@@ -11,6 +11,8 @@ import rich.console
 import rich.progress
 import rich.table
 
+from arenax import SizeClasses
+
 from ._demo_run import Run
 
 TITLES = {"exact": "exact shapes", "padded": "padded by hand", "pooled": "pooled"}
@@ -41,6 +43,25 @@ def progress(where: rich.console.Console) -> rich.progress.Progress:
         rich.progress.TextColumn("{task.completed:>5.0f} of {task.total:.0f} steps"),
         rich.progress.TimeElapsedColumn(),
         console=where,
+    )
+
+
+def choice(classes: SizeClasses, lengths: Sequence[int], rows: int) -> str:
+    """Says which size classes were fitted to the lengths, and what powers of two would cost in their place.
+
+    Args:
+        classes: The fitted ones.
+        lengths: The length of each batch.
+        rows: Rows of a batch, of a byte a token.
+    """
+    others = SizeClasses.pow2(64, max(lengths))
+    (ours, ours_bytes), (theirs, their_bytes) = (
+        (f"{c.padding_overhead(lengths):.1%}", binary(rows * sum(c.boundaries))) for c in (classes, others)
+    )
+    fitted, count = ", ".join(map(str, classes.boundaries)), len(others.boundaries)
+    return (
+        f"Size classes, fitted to these lengths: {fitted}. They pad {ours}, and a slot of each takes {ours_bytes}; "
+        f"{count} powers of two would pad {theirs} and take {their_bytes}."
     )
 
 

@@ -19,11 +19,10 @@ import numpy as np
 
 import arenax
 
-from ._corpus import MAX_LENGTH
 from ._model import init, train_step
 
 KINDS = ("exact", "padded", "pooled")
-SIZE_CLASSES = arenax.SizeClasses.geometric(64, MAX_LENGTH, per_doubling=2)
+MOST_CLASSES = 9
 
 Batch: TypeAlias = dict[str, Any]
 Feed: TypeAlias = Callable[[Sequence[bytes]], AbstractContextManager[Batch]]
@@ -110,6 +109,11 @@ def longest(texts: Sequence[bytes]) -> int:
     return max(map(len, texts))
 
 
+def size_classes(batches: Sequence[Sequence[bytes]]) -> arenax.SizeClasses:
+    """The size classes that pad these batches least."""
+    return arenax.SizeClasses.fit([longest(texts) for texts in batches], MOST_CLASSES, multiple_of=8)
+
+
 # The three ways to bring a batch to the device. Nothing else differs between the runs. --------------------------------
 
 
@@ -119,10 +123,14 @@ def exact(texts: Sequence[bytes]) -> Generator[Batch, None, None]:
     yield jax.device_put(collate(texts, longest(texts)))
 
 
-@contextlib.contextmanager
-def padded(texts: Sequence[bytes]) -> Generator[Batch, None, None]:
+def padded(classes: arenax.SizeClasses) -> Feed:
     """Padded by hand up to the size class, in fresh arrays."""
-    yield jax.device_put(collate(texts, SIZE_CLASSES.class_of(longest(texts))))
+
+    @contextlib.contextmanager
+    def feed(texts: Sequence[bytes]) -> Generator[Batch, None, None]:
+        yield jax.device_put(collate(texts, classes.class_of(longest(texts))))
+
+    return feed
 
 
 def pooled(pool: arenax.BufferPool) -> Feed:
@@ -149,6 +157,7 @@ def train(kind: str, batches: Sequence[Sequence[bytes]], seed: int, on_step: Cal
         The run.
     """
     run = Run(kind)
+    classes = size_classes(batches)
     began = time.perf_counter()
     state = init(seed)
     jax.block_until_ready(state)
@@ -157,12 +166,12 @@ def train(kind: str, batches: Sequence[Sequence[bytes]], seed: int, on_step: Cal
         pool = None
         feed: Feed
         if kind == "pooled":
-            ragged = {"tokens": arenax.Ragged(axis=1, size_classes=SIZE_CLASSES), "lengths": None}
+            ragged = {"tokens": arenax.Ragged(axis=1, size_classes=classes), "lengths": None}
             pool = stack.enter_context(arenax.BufferPool(ragged=ragged, name="demo"))
             pool.reserve(collate(batches[0], longest(batches[0])), slots=1)  # One batch is alive at a time.
             feed = pooled(pool)
         else:
-            feed = {"exact": exact, "padded": padded}[kind]
+            feed = exact if kind == "exact" else padded(classes)
         run.setup_seconds, run.setup_compiles = time.perf_counter() - began, compiles.others
         addresses: set[int] = set()
         elements = 0
