@@ -4,12 +4,11 @@ torch's own functions do the collating, so that values, dtypes and containers ar
 is written differs.
 """
 
-import copy
 import dataclasses
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
 from ._packed import Padded
-from ._tree import map_tree
+from ._tree import like, map_tree
 from ._writer import Empty, Writer, filling
 
 # The dtypes that NumPy has from ml_dtypes alone, and one of the same size for each.
@@ -48,13 +47,18 @@ class Rag:
 
 
 class Begin:
-    """A `worker_init_fn` that makes this process one of the writer's before its first sample, then calls the user's."""
+    """A `worker_init_fn` that makes this process one of the writer's before its first sample, then calls the user's.
+
+    From then on torch's `default_collate` stacks in the slot that is being filled, also inside a `collate_fn`.
+    """
 
     def __init__(self, writer: Writer, user: Callable[[int], Any] | None) -> None:
         self._writer, self._user = writer, user
 
     def __call__(self, worker: int) -> None:
         self._writer.take()
+        if default_collate_fn_map.get(torch.Tensor) is collate_tensor_fn:  # This process is a worker's own.
+            default_collate_fn_map[torch.Tensor] = _collate_tensors
         if self._user is not None:
             self._user(worker)
 
@@ -75,8 +79,6 @@ class Collate:
         writer = self._writer
         if writer is None:
             return map_tree(as_numpy, self._collate(samples))
-        if default_collate_fn_map.get(torch.Tensor) is collate_tensor_fn:  # This process is a worker's own.
-            default_collate_fn_map[torch.Tensor] = _collate_tensors
         with filling(writer) as empty:
             _here.empty = empty
             try:
@@ -129,10 +131,10 @@ def _collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> Any:
         out[extent:].fill_(rag.pad_value)
     else:
         for x in batch:  # Copied to its row, it would be broadcast and cast.
-            like = x.dim() == first.dim() and all(
+            fits = x.dim() == first.dim() and all(
                 a == b for i, (a, b) in enumerate(zip(x.shape, first.shape, strict=True), 1) if i != axis
             )
-            if not like or not torch.can_cast(x.dtype, first.dtype):
+            if not fits or not torch.can_cast(x.dtype, first.dtype):
                 raise RuntimeError(
                     f"samples differ elsewhere than along the ragged axis {axis} of their batch: {tuple(first.shape)} "
                     f"of {first.dtype} and {tuple(x.shape)} of {x.dtype}"
@@ -169,12 +171,9 @@ def _collate_ragged(samples: Any, ragged: Any, functions: Any) -> Any:
     if isinstance(first, Mapping):
         if set(first) != set(ragged):
             raise ValueError(f"ragged has the keys {sorted(map(str, ragged))}, the samples {sorted(map(str, first))}")
-        found = {key: _collate_ragged([s[key] for s in samples], ragged[key], functions) for key in first}
-        if isinstance(first, MutableMapping):
-            clone = copy.copy(cast(Any, first))
-            clone.update(found)
-            return clone
-        return cast(Any, type(first))(found)
+        return like(first, {k: _collate_ragged([s[k] for s in samples], ragged[k], functions) for k in first})
+    if not isinstance(first, tuple | list):
+        raise ValueError(f"ragged has a {type(ragged).__name__} where the samples have a {type(first).__name__}")
     if len(first) != len(ragged):
         raise ValueError(f"ragged has {len(ragged)} entries, the samples {len(first)}")
     parts = [_collate_ragged(part, r, functions) for part, r in zip(zip(*samples, strict=True), ragged, strict=True)]

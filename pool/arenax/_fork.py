@@ -62,6 +62,11 @@ def _read(_: object, read: Callable[[], Any]) -> Any:
     return read()
 
 
+def _none(*_: object) -> list[Any]:
+    """Nothing to be said."""
+    return []
+
+
 def _yes(*_: object) -> bool:
     """A slot whose state cannot be told without XLA; the error that made someone ask goes on."""
     return True
@@ -74,7 +79,7 @@ def _refuse_in_child() -> None:
         pool.arena.closed = True
         _change(pool.arena, refuse, close=_nothing, settle=_nothing, snapshot=_read)
         _change(pool.landing, refuse, is_whole=_yes)
-        _change(pool.planner, refuse)
+        _change(pool.planner, refuse, varieties=_none)  # The end of a step may ask.
         _change(pool.exact_planner, refuse)
         # A lease or a step in whose operation some other thread was at the fork would wait for it for ever.
         loans = [slot.loan for shelf in pool.arena.shelves.values() for slot in shelf.slots]

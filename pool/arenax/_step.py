@@ -78,7 +78,7 @@ class Step:
         self._watch = Watch(self._pool.compile_counter, self)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         try:
             self._watch.end()
         finally:
