@@ -80,7 +80,7 @@ def _refuse_in_child() -> None:
         _change(pool.arena, refuse, close=_nothing, settle=_nothing, snapshot=_read)
         _change(pool.landing, refuse, is_whole=_yes)
         _change(pool.planner, refuse, varieties=_none)  # The end of a step may ask.
-        _change(pool.exact_planner, refuse)
+        _change(pool.exact_planner, refuse, varieties=_none)
         # A lease or a step in whose operation some other thread was at the fork would wait for it for ever.
         loans = [slot.loan for shelf in pool.arena.shelves.values() for slot in shelf.slots]
         for holder in [loan() for loan in loans if loan is not None]:
