@@ -10,10 +10,11 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from . import _refusals as refusals
-from . import _trace as trace  # pyright: ignore[reportPrivateUsage]
+from . import _trace_leases as trace  # pyright: ignore[reportPrivateUsage]
 from ._call_site import call_site, caller
 from ._mend import mend
 from ._policy import SteadyScope
+from ._record import CHUNK, Recorder
 from ._request import SizeClass
 from ._section import Section
 from ._shortage import Shortage
@@ -105,6 +106,8 @@ class Arena(Shortage):
                 section.throw_out(e)
                 raise
             section.inside = 0
+        if self.recorders:
+            self._write_recordings()
         if slots is not None:
             return slots
         assert outcome is not None
@@ -156,7 +159,7 @@ class Arena(Shortage):
             array = slot.array
             arrays.append(array)
             if slot.spilled:  # Its buffer is the borrower's alone, and is freed when he drops it.
-                slot.loan = None
+                slot.loan = self._watch(slot, array) if self.recorders else None
                 slot.drop_buffer()
                 continue
             slot.array = slot.handle([array])
@@ -214,6 +217,31 @@ class Arena(Shortage):
         scope = SteadyScope()
         self._section.run(self._add_steady, scope)
         return scope
+
+    def begin_recording(self, recorder: Recorder) -> None:
+        """Has every loan and return noted from now on; what is on loan already comes first."""
+        self._section.run(self._begin_recording, recorder)
+
+    def end_recording(self, recorder: Recorder) -> None:
+        """Ends a recording and writes the rest of it; harmless where it has ended."""
+        self._section.run(self._end_recording, recorder)
+        recorder.flush(self._section.run)
+        recorder.end()
+        if recorder.error is not None:
+            self._warn_once(recorder, lambda: refusals.unrecorded(self, recorder.error))
+
+    def _write_recordings(self) -> None:
+        for recorder in self.recorders:
+            if len(recorder.events) >= CHUNK:
+                recorder.flush(self._section.run)
+
+    def _watch(self, slot: Slot, array: Any) -> Loan:
+        """A loan of a spilled slot to its array, so that recordings see it end."""
+        loan = Loan(array, self.give_back)
+        loan.slots, loan.token, loan.since, loan.site, loan.lands = [slot], None, time.monotonic(), None, False
+        for recorder in self.recorders:
+            recorder.spilled.add(slot)
+        return loan
 
     def close(self) -> None:
         """Drops every slot and refuses every waiter. What is on loan stays valid, on its holder's account."""
@@ -283,6 +311,16 @@ class Arena(Shortage):
     def _add_steady(self, scope: SteadyScope) -> None:
         self._steady_scopes[:] = [ref for ref in self._steady_scopes if ref() is not None]
         self._steady_scopes.append(weakref.ref(scope))
+
+    def _begin_recording(self, recorder: Recorder) -> None:
+        self._settle()
+        recorder.begin(slot for shelf in self.shelves.values() for slot in shelf.slots if slot.leased)
+        self.recorders = (*self.recorders, recorder)
+
+    def _end_recording(self, recorder: Recorder) -> None:
+        self._settle()
+        self.recorders = tuple(r for r in self.recorders if r is not recorder)
+        recorder.spilled = set()
 
     def _read(self, read: Callable[[], Any]) -> Any:
         if self._line:  # The waiter on duty may have a return in its hand.

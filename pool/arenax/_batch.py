@@ -279,7 +279,7 @@ class Planner:
                 ragged.append(None)
                 requested.append(size_class.nbytes)
             else:
-                axis = spec.axis % len(shape)
+                axis = shelves[-1].ragged_axis = spec.axis % len(shape)
                 ragged.append((axis, spec.pad(dtype, _name(batch, i))))
                 requested.append(size_class.nbytes // shape[axis])
             if isinstance(leaf, jax.Array):

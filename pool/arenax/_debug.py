@@ -17,7 +17,7 @@ from ._errors import ArenaxError, PoolExhausted
 from ._landing import Landing, SlotLost
 from ._request import SizeClass
 from ._slot import Holder, Loan, Shelf, Slot
-from ._trace import trace_leases
+from ._trace_leases import trace_leases
 from ._waiters import CancelToken
 
 VARIABLE = "ARENAX_DEBUG"

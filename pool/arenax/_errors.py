@@ -134,3 +134,17 @@ class PoolClosed(ArenaxError, RuntimeError):
     """
 
     pool: str
+
+
+class BadTrace(ArenaxError, ValueError):
+    """A trace, or a file that should hold one, says what cannot be.
+
+    Attributes:
+        path: The file, or None where the trace comes from none.
+        where: The line or the event, such as ``"line 7"``, or None where it is the whole.
+        fault: What is wrong.
+    """
+
+    path: str | None
+    where: str | None
+    fault: str

@@ -77,7 +77,9 @@ def _refuse_in_child() -> None:
         _inherited.append(pool)  # For ever: to free its buffers would be a call of XLA too.
         refuse = _refusal(pool.name, home)
         pool.arena.closed = True
-        _change(pool.arena, refuse, close=_nothing, settle=_nothing, snapshot=_read)
+        for recorder in pool.arena.recorders:  # Their files are the parent's.
+            recorder.abandon()
+        _change(pool.arena, refuse, close=_nothing, settle=_nothing, snapshot=_read, end_recording=_nothing)
         _change(pool.landing, refuse, is_whole=_yes)
         _change(pool.planner, refuse, varieties=_none)  # The end of a step may ask.
         _change(pool.exact_planner, refuse, varieties=_none)

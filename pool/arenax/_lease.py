@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from . import _trace as trace  # pyright: ignore[reportPrivateUsage]
+from . import _trace_leases as trace  # pyright: ignore[reportPrivateUsage]
 from ._arena import Arena
 from ._call_site import call_site
 from ._errors import LeaseReleased, NotSteady, OutOfBounds

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from queue import Empty, SimpleQueue
 
 from . import _refusals as refusals
+from ._record import Recorder
 from ._request import SizeClass
 from ._slot import Loan, Shelf, Slot
 from ._stats import Tally
@@ -45,6 +46,7 @@ class Policy:
         self.shelves: dict[SizeClass, Shelf] = {}
         self._steady_scopes: list[weakref.ref[SteadyScope]] = []
         self.closed = False
+        self.recorders: tuple[Recorder, ...] = ()
         self._returned: SimpleQueue[Loan | None] = SimpleQueue()
         self._line: deque[Waiter] = deque()
         self._clock = 0.0
@@ -117,6 +119,8 @@ class Policy:
                 idle = whole.reserved_bytes - whole.leased_bytes + nbytes
                 if idle > whole.peak_idle_bytes:
                     whole.peak_idle_bytes = idle
+                for recorder in self.recorders:
+                    recorder.add(True, slot, slot.requested)
                 return slots
         if len(slots) != len(shelves) or not slots:
             self._end(back)
@@ -157,6 +161,8 @@ class Policy:
             now = tally.requested_bytes = tally.requested_bytes + requested
             if now > tally.peak_requested_bytes:
                 tally.peak_requested_bytes = now
+        for recorder in self.recorders:
+            recorder.add(True, slot, requested)
 
     def _count_writes(self, slots: Sequence[Slot], requested: Sequence[int]) -> None:
         for slot, nbytes in zip(slots, requested, strict=False):
@@ -169,6 +175,10 @@ class Policy:
             if slot.loan is not loan:
                 continue
             shelf, slot.loan = slot.shelf, None
+            if self.recorders and (slot.leased or slot.spilled):
+                for recorder in self.recorders:
+                    recorder.add(False, slot, slot.requested)
+                    recorder.spilled.discard(slot)
             if slot.spilled:
                 continue
             if slot.array is None:

@@ -49,6 +49,11 @@ def crowded(policy: "Policy", shelf: Shelf) -> str:
     )
 
 
+def unrecorded(policy: "Policy", error: OSError | None) -> str:
+    """The one warning about a recording that could not be written."""
+    return f"the recording of pool {policy.name!r} ends before its time, since it could not be written: {error}"
+
+
 def unsteady(policy: "Policy", cause: str, what: str) -> NotSteady:
     """Something happened that `steady` forbids."""
     site = call_site()

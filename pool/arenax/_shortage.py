@@ -47,8 +47,11 @@ class Shortage(Policy):
         for slot, nbytes in zip(slots, requested, strict=True):
             if not slot.spilled:
                 self._lend(slot, nbytes, loan, 0)
-            elif loan.lands:
+                continue
+            if loan.lands:
                 self._count_writes((slot,), (nbytes,))
+            for recorder in self.recorders:
+                recorder.add(True, slot, nbytes)
         return slots, doomed
 
     def _grow(self, shelf: Shelf, loan: Loan, doomed: list[Slot]) -> Slot:

@@ -116,6 +116,7 @@ class Shelf:
         slots: All slots of the class, spilled ones left out.
         tally: The class's figures.
         reserved_count: Slots that were reserved, and not made for want of one.
+        ragged_axis: The axis along which batches vary that land here; None where none does. Recordings tell of it.
         misses: Checkouts that found no free slot since the last sweep.
         sweep_after: Misses until the next sweep: as many as there were slots at the last one.
     """
@@ -127,6 +128,7 @@ class Shelf:
     slots: set[Slot] = attrs.field(factory=set)
     tally: Tally = attrs.field(factory=Tally)
     reserved_count: int = 0
+    ragged_axis: int | None = None
     misses: int = 0
     sweep_after: int = 0
 

@@ -12,7 +12,7 @@ import pytest
 import arenax
 from arenax._debug import VARIABLE, poison
 from arenax._request import SizeClass
-from arenax._trace import trace_leases
+from arenax._trace_leases import trace_leases
 
 from .conftest import MakePool
 
@@ -128,15 +128,15 @@ def test_a_donated_array_is_left_to_the_next_borrower(make_pool: MakePool) -> No
 
 
 def test_tracing_ends_with_the_pool() -> None:
-    from arenax import _trace
+    from arenax import _trace_leases
 
-    assert not _trace.enabled
+    assert not _trace_leases.enabled
     pool = arenax.BufferPool(debug=True)
-    assert _trace.enabled
+    assert _trace_leases.enabled
     with trace_leases():
         pool.close()
         pool.close()
-    assert not _trace.enabled
+    assert not _trace_leases.enabled
 
 
 @pytest.mark.parametrize(("value", "on"), [("1", True), ("0", False), ("", False)])

@@ -12,6 +12,7 @@ import arenax.testing
 PUBLIC = {
     "ArenaxError",
     "ArraySpec",
+    "BadTrace",
     "BufferPool",
     "CancelToken",
     "Compile",
@@ -28,6 +29,7 @@ PUBLIC = {
     "SizeClasses",
     "Stats",
     "Step",
+    "Trace",
     "trace_leases",
     "valid_mask",
 }
@@ -46,6 +48,7 @@ SIGNATURES = {
     "BufferPool.steady": "self",
     "BufferPool.stats": "self",
     "BufferPool.measure": "self",
+    "BufferPool.record": "self, path=None",
     "BufferPool.check": "self",
     "BufferPool.close": "self",
     "SizeClasses.explicit": "boundaries",

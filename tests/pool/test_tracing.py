@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import arenax
-import arenax._trace as trace
+import arenax._trace_leases as trace
 from arenax._call_site import call_site
 from arenax.testing import FakeDevice
 from arenax_adapters.prefetch import prefetch
