@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from . import _refusals as refusals
 from . import _trace_leases as trace  # pyright: ignore[reportPrivateUsage]
 from ._call_site import call_site, caller
+from ._landing import is_out_of_memory
 from ._mend import mend
 from ._policy import SteadyScope
 from ._record import CHUNK, Recorder
@@ -30,10 +31,14 @@ MODES = ("grow", "spill", "wait", "raise")
 
 
 class Maker(Protocol):
-    """What the arena needs of a landing: a new buffer for an empty slot."""
+    """What the arena needs of a landing: a buffer for an empty slot."""
 
     def create(self, slot: Slot) -> None:
         """Gives an empty slot its buffer."""
+        ...
+
+    def retype(self, slot: Slot, donor: Slot) -> None:
+        """Gives an empty slot the buffer of another."""
         ...
 
 
@@ -139,7 +144,7 @@ class Arena(Shortage):
         loan = self.loan(holder)
         self._section.run(self._reserve, wanted, loan)
         try:
-            self._make(loan.slots)
+            self._make(loan.slots, at_any_price=False)
         except BaseException:
             for slot in loan.slots:
                 slot.array = None  # An empty slot leaves the pool when it is returned: nothing stays half done.
@@ -212,6 +217,14 @@ class Arena(Shortage):
         """Calls `read` under the lock with all returns processed."""
         return self._section.run(self._read, read)
 
+    def trim(self, to_bytes: int) -> int:
+        """Gives idle slots up until no more bytes are reserved, or none is idle; returns the bytes given back."""
+        self.settle()
+        doomed = self._section.run(self._trim, to_bytes)
+        for slot in doomed:
+            slot.drop_buffer()
+        return sum(slot.shelf.nbytes for slot in doomed)
+
     def begin_steady(self) -> SteadyScope:
         """Begins a steady scope, which lasts until it is `over` or dropped."""
         scope = SteadyScope()
@@ -232,7 +245,9 @@ class Arena(Shortage):
 
     def _write_recordings(self) -> None:
         for recorder in self.recorders:
-            if len(recorder.events) >= CHUNK:
+            if recorder.over:  # An interrupt has struck its end.
+                self.end_recording(recorder)
+            elif len(recorder.events) >= CHUNK:
                 recorder.flush(self._section.run)
 
     def _watch(self, slot: Slot, array: Any) -> Loan:
@@ -258,12 +273,31 @@ class Arena(Shortage):
         if broken is not None:
             raise AssertionError(broken)
 
-    def _make(self, slots: Sequence[Slot]) -> None:
-        """Gives empty slots, on loan to the caller, their buffers."""
+    def _make(self, slots: Sequence[Slot], at_any_price: bool = True) -> None:
+        """Gives empty slots, on loan to the caller, their buffers; if need be at the price of idle ones."""
         for slot in slots:
-            self._maker.create(slot)
+            if slot.donor is not None:
+                donor, slot.donor = slot.donor, None
+                try:
+                    self._maker.retype(slot, donor)
+                    continue
+                except Exception:  # It was donated away by its last borrower, or failed to be computed.
+                    donor.drop_buffer()
+            self._create(slot, at_any_price)
             if not slot.spilled:
                 self._section.run(self._count, slot.shelf, "creation_count")
+
+    def _create(self, slot: Slot, at_any_price: bool) -> None:
+        """Has the device make a buffer; where it has no memory for it, idle slots are given up, and it tries again."""
+        while True:
+            try:
+                return self._maker.create(slot)
+            except Exception as e:
+                doomed = self._section.run(self._give_up_more, slot.shelf) if at_any_price and is_out_of_memory(e) else []
+                if not doomed:
+                    raise
+            for other in doomed:
+                other.drop_buffer()
 
     def _wait(self, waiter: Waiter) -> list[Slot]:
         """Blocks, without the lock, until the waiter is settled or its one deadline has passed.

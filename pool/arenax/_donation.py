@@ -9,6 +9,7 @@ jax 0.12 has an undocumented ``Array.unsafe_raw_buffer()`` (jax-ml/jax#40038), P
 the primitive that this module emulates, not to be built on yet.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from ._errors import NotSteady
 from ._landing import Landing, Rag, SlotLost
 from ._private import second_handle
 from ._programs import WIDE, Programs, run, run_with_host, undisturbed, within
-from ._request import SizeClass
+from ._request import SizeClass, bits_of
 from ._slot import Slot
 
 
@@ -47,6 +48,10 @@ def is_filled(slot: Slot, contents: tuple[int, int, bytes]) -> bool:
     return slot.contents is not None and slot.contents[1:] == contents[1:] and not slot.array.is_deleted()
 
 
+def _as_bits(x: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
+    return x if x.dtype == dtype else lax.bitcast_convert_type(x, dtype)
+
+
 class DonatedLanding(Landing):
     """All but the landing of host values, which depends on the device: by donated programs, the same on every one."""
 
@@ -67,6 +72,25 @@ class DonatedLanding(Landing):
         array = run(self._programs.own(("create", size_class), arenax_create, (), (), size_class.dtype.name in WIDE))
         slot.contents = (0, 0, np.zeros((), size_class.dtype).tobytes())
         self._adopt(slot, array)
+
+    def retype(self, slot: Slot, donor: Slot) -> None:
+        self._refuse_broken(donor)
+        old, new = donor.size_class, slot.size_class
+        bits = bits_of(old.dtype)
+        flat = SizeClass((math.prod(old.shape),), bits)
+
+        # By way of a flat form that both have in common, so that a class costs two programs and not one for each other.
+        def arenax_flatten(slot: jax.Array) -> jax.Array:
+            return _as_bits(slot, bits).reshape(flat.shape)
+
+        def arenax_shape(flat: jax.Array) -> jax.Array:
+            return _as_bits(flat, new.dtype).reshape(new.shape)
+
+        flatten = self._programs.own(("flatten", old), arenax_flatten, (struct(old),), (0,))
+        shape = self._programs.own(("shape", new), arenax_shape, (struct(flat),), (0,))
+        array, donor.array = donor.array, None
+        slot.contents = None
+        self._adopt(slot, run(shape, run(flatten, array)))
 
     def is_whole(self, slot: Slot) -> bool:
         if slot.writers:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 # The queue's own `put`, by which a loan ends, is none of them: it is C, and runs in weak-reference callbacks, which
 # swallow what is raised in them.
-LANDING_PHASES = ("create", "prepare", "land", "land_array", "fill", "write", "update", "is_whole", "moved")
+LANDING_PHASES = ("create", "retype", "prepare", "land", "land_array", "fill", "write", "update", "is_whole", "moved")
 ARENA_PHASES = (
     "shelf",
     "loan",
@@ -25,6 +25,9 @@ ARENA_PHASES = (
     "settle",
     "snapshot",
     "begin_steady",
+    "begin_recording",
+    "end_recording",
+    "trim",
     "close",
     "check",
 )

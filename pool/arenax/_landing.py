@@ -15,6 +15,11 @@ class SlotLost(RuntimeError):
     """A landing finds, before it does anything, that the last borrower donated the slot away or failed to fill it."""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device says so: XLA has no class of its own for it, but the word in its message."""
+    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+
+
 class Landing(ABC):
     """What the pool needs of a device. `arenax.testing.FakeDevice` is one without bytes.
 
@@ -38,6 +43,13 @@ class Landing(ABC):
     @abstractmethod
     def create(self, slot: Slot) -> None:
         """Gives an empty slot a buffer of zeros: sets `array`, `address` and `handle`."""
+
+    @abstractmethod
+    def retype(self, slot: Slot, donor: Slot) -> None:
+        """Gives an empty slot the buffer of another, of the same `Shelf.form`, where it lies.
+
+        Its contents are undefined. The other slot is used no further, whatever comes of it.
+        """
 
     @abstractmethod
     def prepare(self, classes: Sequence[SizeClass]) -> Any:

@@ -256,8 +256,8 @@ class Policy:
                 if loan() is None:
                     self._end(loan)
 
-    def _count(self, shelf: Shelf, counter: str) -> None:
-        setattr(shelf.tally, counter, getattr(shelf.tally, counter) + 1)
+    def _count(self, shelf: Shelf, counter: str, by: int = 1) -> None:
+        setattr(shelf.tally, counter, getattr(shelf.tally, counter) + by)
 
     def _forget(self, tally: Tally) -> None:
         for gauge in ("slot_count", "leased_count", "reserved_bytes", "leased_bytes", "requested_bytes"):

@@ -459,11 +459,37 @@ class BufferPool:
             [('allocate', 0, 20), ('free', 0, 20), ('allocate', 1, 28)] (5,)
         """
         recorder = Recorder.to(path)
-        self.arena.begin_recording(recorder)
         try:
+            self.arena.begin_recording(recorder)
             yield Trace.of(recorder, self.name)
         finally:
+            recorder.over = True
             self.arena.end_recording(recorder)
+
+    def trim(self, to_bytes: int = 0) -> int:
+        """Frees idle slots, those that are of least use first, until no more than `to_bytes` are reserved.
+
+        What is on loan stays; slots that were reserved are no exception. Which go first is decided as for a conversion,
+        by how long they lie idle and what they would cost to make again for each byte.
+
+        Args:
+            to_bytes: The bytes that may stay reserved; 0 gives back all that is idle.
+
+        Returns:
+            The bytes given back.
+
+        Example:
+            >>> import arenax
+            >>> with arenax.BufferPool() as pool:
+            ...     pool.reserve(arenax.ArraySpec((256,), "float32"), slots=4)
+            ...     print(pool.trim(to_bytes=2500), pool.stats().reserved_bytes)
+            2048 2048
+        """
+        if isinstance(to_bytes, bool) or not isinstance(to_bytes, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"to_bytes must be an integer, got {to_bytes!r}")
+        if to_bytes < 0:
+            raise ValueError(f"to_bytes must be at least 0, got {to_bytes}")
+        return self.arena.trim(to_bytes)
 
     def check(self) -> None:
         """Verifies every invariant of the pool, and takes back what was lost by an interrupt.

@@ -39,7 +39,7 @@ class Recorder:
     Attributes:
         events: Those that are not written yet.
         spilled: Slots outside the pool whose end is to be recorded.
-        over: Whether nothing more will come.
+        over: Whether it is to end, or has.
         error: What ended it early, or None.
     """
 
@@ -49,6 +49,7 @@ class Recorder:
         self.events: list[Event] = []
         self.spilled: set[Slot] = set()
         self.over = False
+        self._is_ours = True
         self.error: OSError | None = None
         self._alive: dict[int, str] = {}
         self._texts: dict[tuple[int, int, Shelf], str] = {}
@@ -96,8 +97,8 @@ class Recorder:
 
     def end(self) -> None:
         """Ends it; the events must be flushed."""
+        self.over = True
         with self._writing:
-            self.over = True
             if self._path is not None:
                 self._file.close()
 
@@ -119,12 +120,11 @@ class Recorder:
 
     def abandon(self) -> None:
         """Ends it without a word more, in a forked child: the file is the parent's."""
-        self.over = True
-        self.events = []
-        self.spilled = set()
+        self.over, self._is_ours = True, False
+        self.events, self.spilled = [], set()
 
     def _write(self, lines: list[str]) -> None:
-        if self.over or self.error is not None:
+        if not self._is_ours or self.error is not None or self._file.closed:
             return
         try:
             self._file.write("".join(lines))

@@ -51,6 +51,18 @@ def canonical_dtype(dtype: Any) -> np.dtype[Any]:
     return np.dtype(jax.dtypes.canonicalize_dtype(plain))
 
 
+def bits_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The unsigned integer of a dtype's size, which XLA re-types it to and from; itself, where XLA does not.
+
+    Example:
+        >>> import numpy as np
+        >>> from arenax._request import bits_of
+        >>> bits_of(np.dtype("bfloat16")), bits_of(np.dtype("bool"))
+        (dtype('uint16'), dtype('bool'))
+    """
+    return dtype if dtype.kind in "bc" else np.dtype(f"uint{8 * dtype.itemsize}")
+
+
 def as_array(leaf: Any, name: str) -> Any:
     """Returns an array as it is, and a Python scalar, a list or anything with ``__array__`` as JAX would take it.
 

@@ -56,32 +56,69 @@ class Shortage(Policy):
 
     def _grow(self, shelf: Shelf, loan: Loan, doomed: list[Slot]) -> Slot:
         """A new slot within the budget, by conversion where need be, or else a spilled one."""
-        if self.mode == "grow" and self._give_up(shelf.nbytes, doomed, shelf):
-            return self._new_slot(shelf, loan)
+        if self.mode == "grow":
+            excess = self._excess(shelf.nbytes)
+            donor = self._donor(shelf) if excess > 0 else None
+            if donor is not None or excess <= 0 or self._give_up(excess, doomed):
+                if excess > 0:
+                    self._count_conversion(shelf)
+                slot = self._new_slot(shelf, loan)
+                slot.donor = donor
+                return slot
         self._count(shelf, "spill_count")
         return Slot(shelf, loan=loan, spilled=True)
 
-    def _give_up(self, nbytes: int, doomed: list[Slot], wanted_by: Shelf) -> bool:
-        """Brings `nbytes` under the budget, giving up idle slots if they suffice; GreedyDual-Size chooses which.
+    def _excess(self, nbytes: int) -> int:
+        """By how many bytes a new slot would pass the budget."""
+        return 0 if self.budget is None else self.tally.reserved_bytes + nbytes - self.budget
 
-        The least priority goes first and raises the clock (Cao and Irani, "Cost-Aware WWW Proxy Caching Algorithms",
-        1997, with cost 1). A shelf's oldest return, on its left, has the least priority of the shelf.
+    def _count_conversion(self, shelf: Shelf) -> None:
+        self._count(shelf, "conversion_count")
+        self._count(shelf, "converted_bytes", shelf.nbytes)
+
+    def _donor(self, wanted_by: Shelf) -> Slot | None:
+        """Gives up an idle slot whose buffer can become one of another shelf where it lies, the longest idle one."""
+        kin = [s for s in self.shelves.values() if s.free and s.form == wanted_by.form and s is not wanted_by]
+        return self._evict(min(kin, key=_priority)) if kin and wanted_by.nbytes else None
+
+    def _give_up(self, nbytes: int, doomed: list[Slot]) -> bool:
+        """Gives up idle slots of at least so many bytes, or none if all of them do not suffice.
+
+        By GreedyDual-Size: the least priority goes first and raises the clock (Cao and Irani, "Cost-Aware WWW Proxy
+        Caching Algorithms", 1997, with cost 1). A shelf's oldest return, on its left, has the least priority of it.
         """
-        if self.budget is None:
-            return True
-        excess = self.tally.reserved_bytes + nbytes - self.budget
-        if excess > sum(len(s.free) * s.nbytes for s in self.shelves.values()):
+        if nbytes > sum(len(s.free) * s.nbytes for s in self.shelves.values()):
             return False
-        if excess > 0:
-            self._count(wanted_by, "conversion_count")
-        while excess > 0:
-            shelf = min((s for s in self.shelves.values() if s.free and s.nbytes), key=lambda s: s.free[0].priority)
-            slot = shelf.free.popleft()
-            self._clock = slot.priority
-            self._remove(slot)
-            doomed.append(slot)
-            excess -= shelf.nbytes
+        while nbytes > 0:
+            shelf = min((s for s in self.shelves.values() if s.free and s.nbytes), key=_priority)
+            self._clock = shelf.free[0].priority
+            doomed.append(self._evict(shelf))
+            nbytes -= shelf.nbytes
         return True
+
+    def _evict(self, shelf: Shelf) -> Slot:
+        slot = shelf.free.popleft()
+        self._remove(slot)
+        return slot
+
+    def _give_up_more(self, shelf: Shelf) -> list[Slot]:
+        """Gives up idle slots for one that the device has no memory for: of as many bytes, or all that there are."""
+        doomed: list[Slot] = []
+        if self.mode == "grow":
+            idle = sum(len(s.free) * s.nbytes for s in self.shelves.values())
+            self._give_up(min(shelf.nbytes, idle), doomed)
+        if doomed:
+            self._count_conversion(shelf)
+        return doomed
+
+    def _trim(self, to_bytes: int) -> list[Slot]:
+        """Gives up idle slots until no more bytes are reserved, or none is idle."""
+        self._settle()
+        doomed: list[Slot] = []
+        excess = self.tally.reserved_bytes - to_bytes
+        idle = sum(len(s.free) * s.nbytes for s in self.shelves.values())
+        self._give_up(min(excess, idle), doomed)
+        return doomed
 
     def _wait_or_raise(
         self,
@@ -146,3 +183,8 @@ class Shortage(Policy):
         self._line.remove(waiter)
         self._settle()
         self._hand_over_duty()
+
+
+def _priority(shelf: Shelf) -> float:
+    """That of the slot which a shelf would give up first."""
+    return shelf.free[0].priority

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from ._request import SizeClass
+from ._request import SizeClass, bits_of
 from ._stats import Tally
 
 
@@ -71,6 +71,7 @@ class Slot:
         requested: Bytes that the borrower asked for.
         unproven: Whether the array is the result of a program that has not been awaited, and so may have failed.
         writers: Helpers that an interrupted landing may have left writing; empty but for that.
+        donor: The slot, given up for this one, whose buffer it is to take over; None once it has, or without one.
         contents: ``(axis, extent, pad)`` where everything from `extent` on holds the pad's bytes; None where unknown.
         priority: GreedyDual-Size priority while idle.
     """
@@ -85,6 +86,7 @@ class Slot:
     spilled: bool = False
     requested: int = 0
     unproven: bool = False
+    donor: "Slot | None" = None
     writers: "list[Future[None]]" = attrs.field(factory=list)
     contents: tuple[int, int, bytes] | None = None
     priority: float = 0.0
@@ -111,6 +113,7 @@ class Shelf:
     Attributes:
         size_class: Shape and dtype.
         nbytes: Bytes of one slot.
+        form: What the buffers of two classes must have in common for one to become the other: bytes, and element size.
         worth: What an idle slot adds to the clock of GreedyDual-Size: the cost of making it, 1, over its size.
         free: Idle slots; the most recently returned is on the right and serves next.
         slots: All slots of the class, spilled ones left out.
@@ -123,6 +126,7 @@ class Shelf:
 
     size_class: SizeClass
     nbytes: int = attrs.field(init=False)
+    form: tuple[int, str] = attrs.field(init=False)
     worth: float = attrs.field(init=False)
     free: deque[Slot] = attrs.field(factory=deque)
     slots: set[Slot] = attrs.field(factory=set)
@@ -134,4 +138,5 @@ class Shelf:
 
     def __attrs_post_init__(self) -> None:
         self.nbytes = self.size_class.nbytes
+        self.form = (self.nbytes, bits_of(self.size_class.dtype).name)
         self.worth = 1 / max(self.nbytes, 1)

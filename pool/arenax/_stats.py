@@ -13,6 +13,7 @@ COUNTERS = (
     "hit_count",
     "creation_count",
     "conversion_count",
+    "converted_bytes",
     "spill_count",
     "copy_count",
     "write_count",
@@ -50,6 +51,7 @@ class Tally:
     hit_count: int = 0
     creation_count: int = 0
     conversion_count: int = 0
+    converted_bytes: int = 0
     spill_count: int = 0
     copy_count: int = 0
     write_count: int = 0
@@ -104,8 +106,10 @@ class Stats:
         slot_count: Slots.
         leased_count: Slots on loan.
         hit_count: Leaves that were served by a slot that existed already.
-        creation_count: Slots made: on reserve, on growth, and to replace one that was kept or lost.
-        conversion_count: Slots made at the price of idle slots of another class.
+        creation_count: Buffers made for slots: on reserve, on growth, and to replace one that was kept or lost.
+        conversion_count: Slots made at the price of idle slots of other classes. One that took over the buffer of a
+            slot with as many bytes, and elements of the same size, is no creation.
+        converted_bytes: Bytes of the slots so made.
         spill_count: Leaves that got a fresh array outside the pool and its budget.
         copy_count: Landings whose slot had moved: its donation had silently become a copy.
         write_count: Landings and writes, those that failed on their way too.
@@ -134,6 +138,7 @@ class Stats:
     hit_count: int = 0
     creation_count: int = 0
     conversion_count: int = 0
+    converted_bytes: int = 0
     spill_count: int = 0
     copy_count: int = 0
     write_count: int = 0

@@ -156,6 +156,19 @@ class FakeDevice(Landing):
         slot.handle = _another
         slot.contents = (0, 0, np.zeros((), size_class.dtype).tobytes())
 
+    def retype(self, slot: Slot, donor: Slot) -> None:
+        if not self.is_whole(donor):
+            raise SlotLost(f"the array of a slot of {donor.size_class} was donated away")
+        size_class, old = slot.size_class, donor.array._buffer
+        if old.exports:
+            self.create(slot)
+            return
+        old.generation += 1
+        flat = old.values.reshape(-1) if old.values.flags.c_contiguous else None  # Else it is a broadcast scalar.
+        old.values = _zeros(size_class) if flat is None else flat.view(size_class.dtype).reshape(size_class.shape)
+        slot.array, slot.address, slot.handle = FakeArray(old, size_class), old.address, _another
+        slot.contents, donor.array = None, None
+
     def prepare(self, classes: Sequence[SizeClass]) -> Any:
         return tuple(classes)
 

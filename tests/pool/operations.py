@@ -224,6 +224,32 @@ def reserve(bench: Bench) -> None:
     assert bench.pool.stats().slot_count == before.slot_count + SLOTS_RESERVED
 
 
+def trim(bench: Bench) -> None:
+    x = values(4)
+    got = bench.pool.put(batch(x))["fix"][0]
+    bench.pool.lease((3,)).release()
+    assert bench.pool.trim() >= 12
+    bench.see(got, x)
+
+
+def record(bench: Bench) -> None:
+    with bench.pool.record() as trace:
+        x = values(4)
+        got = bench.pool.put(batch(x))["fix"][0]
+        np.testing.assert_array_equal(read(got), x)
+        del got
+        bench.pool.lease((3,)).release()
+    assert [e.action for e in trace if e.size == 16][-2:] == ["allocate", "free"]
+    assert [e.action for e in trace if e.size == 12][-2:] == ["allocate", "free"]
+
+
+def convert_in_place(bench: Bench) -> None:
+    for x in (values(4), values(2, 2, dtype="int32"), values(4)):
+        got = bench.pool.put(batch(x))["fix"][0]
+        np.testing.assert_array_equal(read(got), x)
+        del got
+
+
 def ahead(bench: Bench) -> None:
     xs = [values(4) for _ in range(3)]
     with prefetch((batch(x) for x in xs), bench.pool, size=1) as batches:
@@ -385,6 +411,8 @@ OPERATIONS = {
                 ahead_and_dropped,
                 steady,
                 not_steady,
+                trim,
+                record,
                 check,
                 stats,
                 refused,
@@ -393,6 +421,7 @@ OPERATIONS = {
         ),
         Operation(spill, {"on_exhausted": "spill"}, reserved=True),
         Operation(convert, {"budget": 40}),
+        Operation(convert_in_place, {"budget": 16}),
         Operation(wait_in_vain, {"on_exhausted": "wait", "timeout": 0.0}, reserved=True),
     )
 }

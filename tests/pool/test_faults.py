@@ -19,7 +19,7 @@ pytestmark = [
 ERRORS = (RuntimeError, KeyboardInterrupt, MemoryError)
 # What differs between the landings; the policy is the same on every device.
 ON_DEVICE = ("put_three_again", "put_ragged", "put_from_device", "put_after_donation", "put_under_a_view", "step_put")
-ON_DEVICE += ("step_factories", "step_keep", "lease_life", "lease_detach", "reserve", "ahead")
+ON_DEVICE += ("step_factories", "step_keep", "lease_life", "lease_detach", "reserve", "convert_in_place", "ahead")
 ON_RING = ("put_three", "put_ragged", "step_put", "lease_life")
 
 

@@ -30,7 +30,7 @@ PACKAGES = ("arenax", "arenax_adapters", "contextlib")
 # Places of one operation that are tried, each when it is first passed; of more, every second, third, ...
 MOST = 100_000 if hypothesis.settings().max_examples > 1000 else 48
 ON_DEVICE = ("put_fixed", "put_three_again", "put_ragged", "put_from_device", "put_after_donation", "step_put")
-ON_DEVICE += ("step_keep", "lease_life", "lease_detach", "reserve", "ahead")
+ON_DEVICE += ("step_keep", "lease_life", "lease_detach", "reserve", "convert_in_place", "ahead")
 ON_RING = ("put_three_again", "put_ragged", "lease_life")
 
 

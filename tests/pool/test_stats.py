@@ -19,6 +19,7 @@ DESIGN_COUNTERS = [
     "hit_count",
     "creation_count",
     "conversion_count",
+    "converted_bytes",
     "spill_count",
     "copy_count",
     "write_count",

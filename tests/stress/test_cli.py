@@ -55,7 +55,7 @@ def test_missing_extras_are_one_line(monkeypatch, capsys):
     assert cli.main(["demo"]) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert err == 'arenax demo needs rich and matplotlib: pip install "arenax[tools]"\n'
+    assert err == 'arenax demo needs rich and matplotlib and sortedcontainers: pip install "arenax[tools]"\n'
 
 
 def test_only_the_module_asked_for_is_imported(monkeypatch):
