@@ -95,7 +95,7 @@ class Lease:
         try:
             (slot,) = arena.checkout((shelf,), (shelf.nbytes,), loan)
             self._slot: Slot = slot
-            if slot.spilled:
+            if slot.spilled and not arena.recorders:  # Which want to see its end.
                 loan.slots = []  # The lease alone keeps the slot, and with it the buffer.
             array = slot.array
             # Its last borrower donated it away, or failed to compute it. The first line alone is cheaper than the call.

@@ -50,6 +50,7 @@ class Policy:
         self._returned: SimpleQueue[Loan | None] = SimpleQueue()
         self._line: deque[Waiter] = deque()
         self._clock = 0.0
+        self._turns = 0
 
     @property
     def is_steady(self) -> bool:
@@ -180,11 +181,13 @@ class Policy:
                     recorder.add(False, slot, slot.requested)
                     recorder.spilled.discard(slot)
             if slot.spilled:
+                slot.drop_buffer()
                 continue
             if slot.array is None:
                 self._remove(slot)
             else:
                 slot.priority = self._clock + shelf.worth
+                slot.turn = self._turns = self._turns + 1
                 shelf.free.append(slot)
             leased, slot.leased = slot.leased, False
             for tally in (shelf.tally, self.tally):

@@ -54,7 +54,7 @@ class Recorder:
         self._alive: dict[int, str] = {}
         self._texts: dict[tuple[int, int, Shelf], str] = {}
         self._writing = threading.RLock()  # A signal handler may record too.
-        weakref.finalize(self, file.close)
+        weakref.finalize(self, _close, file)
         self._write([HEADER])
 
     @classmethod
@@ -100,7 +100,7 @@ class Recorder:
         self.over = True
         with self._writing:
             if self._path is not None:
-                self._file.close()
+                _close(self._file)
 
     def finish(self) -> None:
         """Writes the rest and ends it, where its pool is dead or the interpreter ends: nobody else is at it."""
@@ -165,6 +165,13 @@ def _text(pointer: int, requested: int, shelf: Shelf) -> str:
         shape = (*shape[:axis], requested * shape[axis] // shelf.nbytes, *shape[axis + 1 :])
         along = str(axis)
     return f"{pointer:#x},{requested},0,{class_text(size_class)},{shape_text(shape)},{along}\n"
+
+
+def _close(file: IO[str]) -> None:
+    try:
+        file.close()
+    except OSError:  # It holds what could not be written, which is in `error` already.
+        pass
 
 
 def from_environment(name: str) -> Recorder | None:

@@ -77,7 +77,7 @@ class Shortage(Policy):
         self._count(shelf, "converted_bytes", shelf.nbytes)
 
     def _donor(self, wanted_by: Shelf) -> Slot | None:
-        """Gives up an idle slot whose buffer can become one of another shelf where it lies, the longest idle one."""
+        """Gives up an idle slot whose buffer can become one of another shelf where it lies, that of the least priority."""
         kin = [s for s in self.shelves.values() if s.free and s.form == wanted_by.form and s is not wanted_by]
         return self._evict(min(kin, key=_priority)) if kin and wanted_by.nbytes else None
 
@@ -185,6 +185,7 @@ class Shortage(Policy):
         self._hand_over_duty()
 
 
-def _priority(shelf: Shelf) -> float:
+def _priority(shelf: Shelf) -> tuple[float, int]:
     """That of the slot which a shelf would give up first."""
-    return shelf.free[0].priority
+    slot = shelf.free[0]
+    return slot.priority, slot.turn

@@ -74,6 +74,7 @@ class Slot:
         donor: The slot, given up for this one, whose buffer it is to take over; None once it has, or without one.
         contents: ``(axis, extent, pad)`` where everything from `extent` on holds the pad's bytes; None where unknown.
         priority: GreedyDual-Size priority while idle.
+        turn: The number of its last return, which decides between equal priorities.
     """
 
     shelf: "Shelf"
@@ -90,6 +91,7 @@ class Slot:
     writers: "list[Future[None]]" = attrs.field(factory=list)
     contents: tuple[int, int, bytes] | None = None
     priority: float = 0.0
+    turn: int = 0
 
     @property
     def size_class(self) -> SizeClass:
