@@ -293,7 +293,9 @@ class Arena(Shortage):
             try:
                 return self._maker.create(slot)
             except Exception as e:
-                doomed = self._section.run(self._give_up_more, slot.shelf) if at_any_price and is_out_of_memory(e) else []
+                doomed = (
+                    self._section.run(self._give_up_more, slot.shelf) if at_any_price and is_out_of_memory(e) else []
+                )
                 if not doomed:
                     raise
             for other in doomed:

@@ -148,7 +148,8 @@ class BufferPool:
                     "leaves they are for, as in from_plan(plan, ragged=arenax.Ragged(axis, plan.size_classes))"
                 )
             arguments["ragged"] = Ragged(0, plan.size_classes)
-        pool = cls(**{"budget": plan.required_bytes, **arguments})
+        arguments.setdefault("budget", plan.required_bytes)
+        pool = cls(**arguments)
         try:
             pool.arena.reserve(Counter({c.size_class: c.slots for c in plan.classes}))
         except BaseException:

@@ -8,7 +8,7 @@ from _thread import get_ident
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import time_ns
-from typing import IO
+from typing import TextIO, cast
 
 from ._slot import Shelf, Slot
 from ._trace import Trace
@@ -43,7 +43,7 @@ class Recorder:
         error: What ended it early, or None.
     """
 
-    def __init__(self, file: IO[str], path: str | None) -> None:
+    def __init__(self, file: TextIO, path: str | None) -> None:
         self._file = file
         self._path = path
         self.events: list[Event] = []
@@ -65,7 +65,7 @@ class Recorder:
             OSError: Where the file cannot be written.
         """
         if path is None:
-            return cls(tempfile.TemporaryFile("w+", encoding="utf-8", newline=""), None)
+            return cls(cast(TextIO, tempfile.TemporaryFile("w+", encoding="utf-8", newline="")), None)
         return cls(Path(path).open("w+", encoding="utf-8", newline=""), os.fspath(path))
 
     # Under the arena's lock.
@@ -167,7 +167,7 @@ def _text(pointer: int, requested: int, shelf: Shelf) -> str:
     return f"{pointer:#x},{requested},0,{class_text(size_class)},{shape_text(shape)},{along}\n"
 
 
-def _close(file: IO[str]) -> None:
+def _close(file: TextIO) -> None:
     try:
         file.close()
     except OSError:  # It holds what could not be written, which is in `error` already.

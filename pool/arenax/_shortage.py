@@ -77,7 +77,7 @@ class Shortage(Policy):
         self._count(shelf, "converted_bytes", shelf.nbytes)
 
     def _donor(self, wanted_by: Shelf) -> Slot | None:
-        """Gives up an idle slot whose buffer can become one of another shelf where it lies, that of the least priority."""
+        """Gives up the idle slot of least priority whose buffer can become one of another shelf where it lies."""
         kin = [s for s in self.shelves.values() if s.free and s.form == wanted_by.form and s is not wanted_by]
         return self._evict(min(kin, key=_priority)) if kin and wanted_by.nbytes else None
 

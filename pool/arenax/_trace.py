@@ -14,6 +14,7 @@ from ._request import SizeClass
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 ACTIONS = ("allocate", "free")
+MAX_BYTES = 2**62
 _COLUMNS = ("steps", "sizes", "times", "threads", "requests")
 
 
@@ -88,6 +89,8 @@ class Trace:
         >>> [event[:3] for event in trace]
         [('allocate', 0, 512), ('allocate', 1, 256), ('free', 0, 512)]
     """
+
+    _source: "Source"
 
     def __init__(
         self,
@@ -166,7 +169,8 @@ class Trace:
         """
         from ._trace_csv import read
 
-        with Path(path).open(encoding="utf-8", newline="") as file:
+        # What is no text is found in its own line, and not by the decoder, which reads ahead.
+        with Path(path).open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
             return read(file, str(path)).build(cls, Path(path).stem)
 
     def to_rmm_csv(self, path: str | os.PathLike[str]) -> None:
@@ -179,6 +183,10 @@ class Trace:
 
         with Path(path).open("w", encoding="utf-8", newline="") as file:
             write(self, file)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By the constructor, since NumPy's arrays can be written again when they were pickled or copied.
+        return _rebuild, (type(self), {name: getattr(self, name) for name in (*_COLUMNS, "name")})
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -257,6 +265,7 @@ class TraceBuilder:
     def __init__(self, path: str | None = None) -> None:
         self.path = path
         self._alive: dict[Hashable, int] = {}
+        self._alive_bytes = 0
         self._steps: list[int] = []
         self._sizes: list[int] = []
         self._times: list[float] = []
@@ -278,8 +287,14 @@ class TraceBuilder:
             self.refuse(f"a size must be an integer, got {size!r}", where)
         if size < 0:
             self.refuse(f"a size must be at least 0, got {size}", where)
+        if size > MAX_BYTES:
+            self.refuse(f"a size must be at most {MAX_BYTES}, got {size}", where)
+        self._check(key, where)
         if key in self._alive:
             self.refuse(f"allocates {key!r}, which is alive", where)
+        self._alive_bytes += int(size)
+        if self._alive_bytes > MAX_BYTES:
+            self.refuse(f"has more than {MAX_BYTES} bytes alive", where)
         self._alive[key] = len(self._sizes)
         self._add(len(self._sizes), where, time, thread)
         self._sizes.append(int(size))
@@ -288,9 +303,11 @@ class TraceBuilder:
 
     def free(self, key: Hashable, where: str, *, time: float | None = None, thread: int | None = None) -> None:
         """Adds the free of what `key` names."""
+        self._check(key, where)
         buffer = self._alive.pop(key, None)
         if buffer is None:
             self.refuse(f"frees {key!r}, which is not alive", where)
+        self._alive_bytes -= self._sizes[buffer]
         self._add(~buffer, where, time, thread)
 
     def refuse(self, fault: str, where: str | None = None) -> NoReturn:
@@ -299,15 +316,22 @@ class TraceBuilder:
         raise BadTrace(f"{place}: {fault}" if place else fault, path=self.path, where=where, fault=fault)
 
     def build(self, kind: type, name: str) -> Any:
-        """Returns the trace; `kind` is the class it is to be of."""
+        """Returns the trace; `kind` is the class it is to be of. What is not known of all of it is left out."""
+        count = len(self._steps)
         return kind(
             self._steps,
             self._sizes,
-            times=self._times or None,
-            threads=self._threads or None,
+            times=self._times if self._times and len(self._times) == count else None,
+            threads=self._threads if self._threads and len(self._threads) == count else None,
             requests=tuple(self._requests) if self._requests and len(self._requests) == len(self._sizes) else None,
             name=name,
         )
+
+    def _check(self, key: Hashable, where: str) -> None:
+        try:
+            hash(key)
+        except TypeError:
+            self.refuse(f"an id must be hashable, got {key!r}", where)
 
     def _add(self, step: int, where: str, time: float | None, thread: int | None) -> None:
         if time is not None:
@@ -317,6 +341,10 @@ class TraceBuilder:
         if thread is not None:
             self._threads.append(thread)
         self._steps.append(step)
+
+
+def _rebuild(kind: type[Trace], columns: dict[str, Any]) -> Trace:
+    return kind(columns.pop("steps"), columns.pop("sizes"), **columns)
 
 
 def _frozen(values: Any, dtype: Any) -> Any:

@@ -31,6 +31,8 @@ def read(file: TextIO, path: str) -> TraceBuilder:
         times = _Times(builder)
         for row in rows:
             where = f"line {rows.line_num}"
+            if any(map(_is_foreign, row)):
+                builder.refuse("is no text", where)
             if len(row) != len(header):
                 builder.refuse(f"must have {len(header)} columns, got {len(row)}", where)
             thread, time, action, pointer, size = row[:5]
@@ -47,8 +49,8 @@ def read(file: TextIO, path: str) -> TraceBuilder:
                     builder.free(key, where, time=now, thread=thread)
             elif action != "allocate failure":
                 builder.refuse(f"the action must be allocate, allocate failure or free, got {action!r}", where)
-    except (csv.Error, UnicodeDecodeError) as e:
-        builder.refuse(f"is no text in columns: {e}", f"line {rows.line_num + 1}")
+    except csv.Error as e:
+        builder.refuse(f"is no text in columns: {e}", f"line {rows.line_num}")
     return builder
 
 
@@ -137,6 +139,10 @@ class _Times:
             now += _DAY
         self._last = now
         return now
+
+
+def _is_foreign(text: str) -> bool:
+    return not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def _integer(builder: TraceBuilder, text: str, base: int, column: str, where: str) -> int:

@@ -14,7 +14,7 @@ COMMANDS = {
     "fit": ("_fit", "choose the size classes that pad a list of lengths least"),
     "stress": ("_soak", "torture the pool and verify its invariants"),
 }
-EXTRAS = ("rich", "matplotlib")
+EXTRAS = ("rich", "matplotlib", "sortedcontainers")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

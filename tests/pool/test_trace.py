@@ -206,3 +206,38 @@ def test_the_error_pickles_with_its_fields() -> None:
 def test_a_fault_of_the_whole_has_no_place() -> None:
     with pytest.raises(BadTrace, match=r"^is empty$"):
         TraceBuilder().refuse("is empty")
+
+
+def test_what_is_no_number_of_bytes_is_refused() -> None:
+    for size in (2**63, 2**64):
+        with pytest.raises(arenax.BadTrace, match="a size must be at most"):
+            arenax.Trace.from_events([("allocate", 0, size)])
+    with pytest.raises(arenax.BadTrace, match=r"event 1: has more than \d+ bytes alive"):
+        arenax.Trace.from_events([("allocate", i, 2**62) for i in range(2)])
+    twice = [("allocate", 0, 2**62), ("free", 0, 0)] * 2
+    assert arenax.Trace.from_events(twice).peak_bytes == 2**62
+
+
+def test_an_id_that_cannot_be_one_is_refused() -> None:
+    for action in ("allocate", "free"):
+        with pytest.raises(arenax.BadTrace, match="an id must be hashable"):
+            arenax.Trace.from_events([(action, [1], 2)])  # type: ignore[list-item]
+
+
+def test_a_copy_cannot_be_written_to_either() -> None:
+    trace = arenax.Trace.from_events([("allocate", 0, 5)], name="mine")
+    for again in (copy.deepcopy(trace), pickle.loads(pickle.dumps(trace))):
+        assert again.name == "mine"
+        assert [*again] == [*trace]
+        with pytest.raises(ValueError, match="read-only"):
+            again.sizes[0] = 1
+
+
+def test_what_is_known_of_some_events_only_is_left_out() -> None:
+    builder = TraceBuilder()
+    builder.allocate(0, 5, "event 0", time=1.0, thread=3)
+    builder.free(0, "event 1")
+    trace = builder.build(arenax.Trace, "half")
+    assert trace.times is None
+    assert trace.threads is None
+    assert len([*trace]) == 2
