@@ -56,7 +56,9 @@ def simulate_pool(
             raise ValueError(
                 f"limit_bytes must be at least the {plan.required_bytes:,} that the plan requires, got {limit_bytes:,}"
             )
-    if max_classes is not None and (isinstance(max_classes, bool) or max_classes < 1):
+    if max_classes is not None and (isinstance(max_classes, bool) or not isinstance(max_classes, int)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"max_classes must be an integer, got {max_classes!r}")
+    if max_classes is not None and max_classes < 1:
         raise ValueError(f"max_classes must be at least 1, got {max_classes}")
     pool = Pool(trace, plan, max_classes, limit_bytes)
     result = replay(trace, pool, "pool", observe)
