@@ -156,8 +156,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _put(args: argparse.Namespace, clock: "Clock", sizes: list[int]) -> "list[Table]":
     from ._bench_put import measure_put
+    from ._bench_record import measure_recording
 
-    return [measure_put(clock, sizes, args.rounds, args.quick)]
+    turns = args.rounds or (40 if args.quick else 400)
+    return [measure_put(clock, sizes, args.rounds, args.quick), measure_recording(clock, turns)]
 
 
 def _lease(args: argparse.Namespace, clock: "Clock", sizes: list[int]) -> "list[Table]":
@@ -214,7 +216,7 @@ BENCHES: dict[
     ],
 ] = {
     "put": (
-        "one leaf from 4 KiB to 256 MiB: memcpy, device_put, jnp.array, new_ref, the pool, a step, the ring",
+        "one leaf from 4 KiB to 256 MiB: memcpy, device_put, jnp.array, new_ref, the pool, a step, the ring, recorded",
         _put_arguments,
         _put,
     ),
