@@ -42,8 +42,9 @@ class Lander:
             raise TypeError(f"pool must be an arenax.BufferPool, got {type(pool).__name__}")
         if landing not in LANDINGS:
             raise ValueError(f"landing must be one of {', '.join(LANDINGS)}, got {landing!r}")
-        if landing == "adopt" and getattr(pool.landing.device, "platform", None) != "cpu":
-            raise ValueError(f'landing="adopt" is for CPU devices alone; the pool is on {pool.landing.name}')
+        is_one_cpu = getattr(pool.landing.device, "platform", None) == "cpu" and len(pool.landing.devices) == 1
+        if landing == "adopt" and not is_one_cpu:
+            raise ValueError(f'landing="adopt" is for one CPU device alone; the pool is on {pool.landing.name}')
         self.pool = pool
         self.adopted_count = self.overflow_count = 0
         self.held = _HELD if landing == "adopt" else 0

@@ -350,8 +350,10 @@ class Arena(Shortage):
 
     def _begin_recording(self, recorder: Recorder) -> None:
         self._settle()
-        recorder.begin(slot for shelf in self.shelves.values() for slot in shelf.slots if slot.leased)
-        self.recorders = (*self.recorders, recorder)
+        before, self.recorders = self.recorders, (recorder,)
+        for slot in [slot for shelf in self.shelves.values() for slot in shelf.slots if slot.leased]:
+            self._note(True, slot, slot.requested)
+        self.recorders = (*before, recorder)
 
     def _end_recording(self, recorder: Recorder) -> None:
         self._settle()

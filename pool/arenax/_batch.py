@@ -8,16 +8,17 @@ import attrs
 import jax
 import numpy as np
 from jax.core import Tracer
+from jax.sharding import NamedSharding
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path
 
 from ._guard import Variety
 from ._landing import Landing, Rag
-from ._request import INT32, ArraySpec, Ragged, SizeClass, as_array, canonical_dtype, exact_shape
+from ._mesh import check_boundaries, placed, size_of
+from ._request import ArraySpec, Ragged, SizeClass, as_array, canonical_dtype, exact_shape
 from ._size_classes import SizeClasses
 from ._slot import Shelf, Slot
 
 Treedef = Any
-SIZE = SizeClass((), INT32)
 LONE = jax.tree.structure(0)  # The tree of a batch that is one array.
 
 
@@ -99,13 +100,16 @@ class Planner:
         ragged: None, a `Ragged`, or a pytree prefix of them with None at the leaves that are not ragged.
         landing: Prepares programs.
         shelf: Gives the shelf of a size class.
+        shardings: None, a `jax.sharding.NamedSharding`, or a pytree prefix of them.
     """
 
     # Structures are few in any sane loop; a caller who makes a new one each time must not grow this for ever.
     MAX_PLANS = 4096
     MAX_VARIETIES = 64
 
-    def __init__(self, ragged: Any, landing: Landing, shelf: Callable[[SizeClass], Shelf]) -> None:
+    def __init__(
+        self, ragged: Any, landing: Landing, shelf: Callable[[SizeClass], Shelf], shardings: Any = None
+    ) -> None:
         for leaf in jax.tree.leaves(ragged, is_leaf=_is_none):
             if leaf is not None and not isinstance(leaf, Ragged):
                 raise TypeError(f"ragged must be None, a Ragged or a pytree of them, got {leaf!r}")
@@ -113,6 +117,10 @@ class Planner:
         self._any_ragged = bool(jax.tree.leaves(ragged))
         self._landing = landing
         self._shelf = shelf
+        self._shardings = shardings
+        if isinstance(shardings, NamedSharding):
+            for leaf in jax.tree.leaves(ragged):
+                check_boundaries(leaf, shardings)
         self._array_types: set[type] = set()
         self._specs: dict[Treedef, list[Ragged | None]] = {}
         self._plans: dict[Any, BatchPlan] = {}
@@ -179,11 +187,11 @@ class Planner:
         """
         leaves, treedef = tree_flatten_with_path(tree)
         specs = self.specs_of(tree, treedef)
-        for (path, leaf), ragged in zip(leaves, specs, strict=True):
+        for (path, leaf), ragged, sharding in zip(leaves, specs, self._shardings_of(tree, treedef), strict=True):
             name = label(path)
             leaf = as_spec(leaf, name)
             if ragged is None:
-                yield name, list(leaf.classes())
+                yield name, [placed(c, sharding, name) for c in leaf.classes()]
                 continue
             axis = ragged.axis_of(len(leaf.shape), name)
             ragged.pad(leaf.dtype, name)
@@ -191,14 +199,20 @@ class Planner:
                 ragged.capacity(size, axis, name)
                 shape = (*leaf.shape[:axis], ragged.size_classes, *leaf.shape[axis + 1 :])
                 leaf = ArraySpec(shape, leaf.dtype)
-            yield name, list(leaf.classes())
-            yield f"the size of {name}", [SIZE]
+            yield name, [placed(c, sharding, name) for c in leaf.classes()]
+            yield f"the size of {name}", [size_of(sharding)]
 
     def specs_of(self, tree: Any, treedef: Treedef) -> list[Ragged | None]:
         """The ragged specification of each leaf of a batch, or of a specification of one."""
         if not self._any_ragged:
             return [None] * treedef.num_leaves
         return self._specs.get(treedef) or self._match(tree, treedef)
+
+    def _shardings_of(self, batch: Any, treedef: Treedef) -> list[NamedSharding | None]:
+        """The sharding of each leaf, the prefix broadcast."""
+        if self._shardings is None:
+            return [None] * treedef.num_leaves
+        return _broadcast(self._shardings, batch, treedef, "placement")
 
     def varieties(self) -> list[tuple[Treedef, list[Variety]]]:
         """For each batch structure seen, the sizes that its leaves came with."""
@@ -228,19 +242,7 @@ class Planner:
 
     def _match(self, batch: Any, treedef: Treedef) -> list[Ragged | None]:
         """The ragged specification of each leaf of the batch, the prefix broadcast."""
-        specs: list[Ragged | None] = []
-        try:
-            jax.tree.map(
-                lambda ragged, sub: specs.extend([ragged] * len(jax.tree.leaves(sub))),
-                self._ragged,
-                batch,
-                is_leaf=_is_none,
-            )
-        except (ValueError, TypeError) as e:
-            raise ValueError(
-                "ragged does not match the batch: it must be a pytree prefix of it, as vmap's in_axes is. ragged has "
-                f"the structure {jax.tree.structure(self._ragged)}, the batch {treedef}"
-            ) from e
+        specs: list[Ragged | None] = _broadcast(self._ragged, batch, treedef, "ragged")
         if len(self._specs) >= self.MAX_PLANS:
             self._specs.clear()
         self._specs[treedef] = specs
@@ -271,9 +273,12 @@ class Planner:
         ragged: list[tuple[int, np.generic] | None] = []
         fixed: list[int] = []
         groups: list[Group] = []
+        shardings = self._shardings_of(batch, treedef)
         for i, (leaf, shape, spec) in enumerate(zip(leaves, shapes, specs, strict=True)):
             dtype = _checked_dtype(leaf, _name(batch, i))
             size_class = SizeClass(tuple(shape), dtype)
+            if shardings[i] is not None:
+                size_class = placed(size_class, shardings[i], _name(batch, i))
             shelves.append(self._shelf(size_class))
             if spec is None:
                 ragged.append(None)
@@ -289,10 +294,10 @@ class Planner:
             else:
                 groups.append(Group(self._landing.prepare([size_class]), (i,)))
         if with_sizes:
-            for _ in filter(None, ragged):
+            for _, sharding in filter(lambda pair: pair[0], zip(ragged, shardings, strict=True)):
                 fixed.append(len(shelves))
-                shelves.append(self._shelf(SIZE))
-                requested.append(SIZE.nbytes)
+                shelves.append(self._shelf(size_of(sharding)))
+                requested.append(shelves[-1].nbytes)
         if fixed:
             prepared = self._landing.prepare([shelves[i].size_class for i in fixed])
             groups.append(Group(prepared, tuple(fixed)))
@@ -326,6 +331,19 @@ def as_spec(leaf: Any, name: str) -> ArraySpec:
     shape = getattr(leaf, "shape", None)
     leaf = as_array(leaf, name) if shape is None or not hasattr(leaf, "dtype") else leaf
     return ArraySpec(tuple(leaf.shape), _checked_dtype(leaf, name))
+
+
+def _broadcast(prefix: Any, batch: Any, treedef: Treedef, name: str) -> list[Any]:
+    """What a pytree prefix of a batch says of each of its leaves."""
+    found: list[Any] = []
+    try:
+        jax.tree.map(lambda x, sub: found.extend([x] * len(jax.tree.leaves(sub))), prefix, batch, is_leaf=_is_none)
+    except (ValueError, TypeError) as e:
+        raise ValueError(
+            f"{name} does not match the batch: it must be a pytree prefix of it, as vmap's in_axes is. {name} has the "
+            f"structure {jax.tree.structure(prefix)}, the batch {treedef}"
+        ) from e
+    return found
 
 
 def _is_none(x: Any) -> bool:

@@ -55,12 +55,18 @@ def _as_bits(x: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
 class DonatedLanding(Landing):
     """All but the landing of host values, which depends on the device: by donated programs, the same on every one."""
 
-    def __init__(self, device: Any, committed: bool, counter: CompileCounter) -> None:
+    def __init__(self, device: Any, committed: bool, counter: CompileCounter, memory_kind: str | None = None) -> None:
         self.device = device
-        self.name = f"{device.platform}:{device.id}"
-        stats = device.memory_stats()
+        self.name = f"{device.platform}:{device.id}" + (f" {memory_kind}" if memory_kind else "")
+        stats = device.memory_stats() if memory_kind is None else None
         self.bytes_limit = stats.get("bytes_limit") if stats else None
-        self._programs = Programs(device, committed, counter)
+        home = jax.sharding.SingleDeviceSharding(device, memory_kind=memory_kind)
+        self._argument = home if memory_kind else None
+        self._programs = Programs(device, home if committed else None, counter)
+
+    def _struct(self, size_class: SizeClass) -> jax.ShapeDtypeStruct:
+        """The abstract value of a slot."""
+        return jax.ShapeDtypeStruct(size_class.shape, size_class.dtype, sharding=self._argument)
 
     def create(self, slot: Slot) -> None:
         size_class = slot.size_class
@@ -86,8 +92,8 @@ class DonatedLanding(Landing):
         def arenax_shape(flat: jax.Array) -> jax.Array:
             return _as_bits(flat, new.dtype).reshape(new.shape)
 
-        flatten = self._programs.own(("flatten", old), arenax_flatten, (struct(old),), (0,))
-        shape = self._programs.own(("shape", new), arenax_shape, (struct(flat),), (0,))
+        flatten = self._programs.own(("flatten", old), arenax_flatten, (self._struct(old),), (0,))
+        shape = self._programs.own(("shape", new), arenax_shape, (self._struct(flat),), (0,))
         array, donor.array = donor.array, None
         slot.contents = None
         self._adopt(slot, run(shape, run(flatten, array)))
@@ -115,10 +121,10 @@ class DonatedLanding(Landing):
         def arenax_fill(slot: jax.Array, value: jax.Array) -> jax.Array:
             return jnp.broadcast_to(value, slot.shape)
 
-        args = (struct(size_class), jax.ShapeDtypeStruct((), size_class.dtype))
+        args = (self._struct(size_class), jax.ShapeDtypeStruct((), size_class.dtype))
         program = self._programs.own(("fill", size_class), arenax_fill, args, (0,))
         slot.contents = None
-        self._replace(slot, run_with_host(program, slot.array, scalar))
+        self.take_over(slot, run_with_host(program, slot.array, scalar))
         slot.contents = contents
 
     def write(self, slot: Slot, value: Any, at: tuple[int, ...]) -> None:
@@ -132,10 +138,10 @@ class DonatedLanding(Landing):
 
         start = tuple(np.int32(i) for i in at)
         key = ("write", size_class, value.shape, value.dtype)
-        args = (struct(size_class), jax.ShapeDtypeStruct(value.shape, value.dtype), *start)
+        args = (self._struct(size_class), jax.ShapeDtypeStruct(value.shape, value.dtype), *start)
         program = self._programs.callers(key, arenax_write, args)
         slot.contents = None
-        self._replace(slot, run_with_host(program, slot.array, value, *start))
+        self.take_over(slot, run_with_host(program, slot.array, value, *start))
         if isinstance(value, np.ndarray):
             # XLA may read the caller's memory itself: he gets it back when the write that consumed it has finished.
             slot.array.block_until_ready()
@@ -154,10 +160,10 @@ class DonatedLanding(Landing):
             return lax.dynamic_update_slice(jnp.broadcast_to(pad, slot.shape), value, (0,) * slot.ndim)
 
         key = ("land", size_class, value.shape, value.dtype)
-        args = (struct(size_class), jax.ShapeDtypeStruct(value.shape, value.dtype), pad)
+        args = (self._struct(size_class), jax.ShapeDtypeStruct(value.shape, value.dtype), pad)
         program = self._programs.callers(key, arenax_land, args)
         slot.contents = None
-        self._replace(slot, run_with_host(program, slot.array, value, pad))
+        self.take_over(slot, run_with_host(program, slot.array, value, pad))
         slot.contents = None if rag is None else (rag.axis, rag.size, rag.pad.tobytes())
 
     def update(self, slot: Slot, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -175,11 +181,11 @@ class DonatedLanding(Landing):
             return result
 
         program = self._programs.callers(
-            ("update", size_class, function, treedef, kinds), arenax_update, (struct(size_class), *leaves)
+            ("update", size_class, function, treedef, kinds), arenax_update, (self._struct(size_class), *leaves)
         )
         slot.contents = None
         call = run_with_host if size_class.dtype.name in WIDE else run
-        self._replace(slot, call(program, slot.array, *leaves))
+        self.take_over(slot, call(program, slot.array, *leaves))
         if any(isinstance(x, np.ndarray) for x in leaves):
             slot.array.block_until_ready()
 
@@ -192,8 +198,10 @@ class DonatedLanding(Landing):
             try:
                 # One by one, as one that failed would spoil all that are donated with it; and by the programs that a
                 # lone value lands with, so that no more are compiled than there are classes.
-                program = self._programs.own(("take", slot.size_class), take_one, (struct(slot.size_class),), (0,))
-                self._replace(slot, run(program, lent))
+                program = self._programs.own(
+                    ("take", slot.size_class), take_one, (self._struct(slot.size_class),), (0,)
+                )
+                self.take_over(slot, run(program, lent))
             except Exception as e:
                 errors.append(e)
             if lent is not slot.array and not lent.is_deleted():
@@ -219,7 +227,8 @@ class DonatedLanding(Landing):
         bring = (lambda: jax.device_put(value, home)) if elsewhere else lambda: jnp.array(value, copy=True)
         return within(contexts, bring)
 
-    def _replace(self, slot: Slot, result: Any) -> None:
+    def take_over(self, slot: Slot, result: Any) -> None:
+        """Records the result of a program that the slot's array was donated to."""
         slot.unproven = True
         old, slot.array = slot.array, result
         self._find_moved((slot,), (old,))

@@ -24,23 +24,8 @@ class Pool(Protocol):
         ...
 
     @property
-    def arena(self) -> Any:
-        """Lends the slots."""
-        ...
-
-    @property
-    def landing(self) -> Any:
-        """Writes into them."""
-        ...
-
-    @property
-    def planner(self) -> Any:
-        """Says which slots a batch needs."""
-        ...
-
-    @property
-    def exact_planner(self) -> Any:
-        """Says it of one that is never padded."""
+    def homes(self) -> Any:
+        """What lends the slots, writes into them, and says which a batch needs."""
         ...
 
 
@@ -76,19 +61,25 @@ def _refuse_in_child() -> None:
     for pool, home in list(_homes.items()):
         _inherited.append(pool)  # For ever: to free its buffers would be a call of XLA too.
         refuse = _refusal(pool.name, home)
-        pool.arena.closed = True
-        for recorder in pool.arena.recorders:  # Their files are the parent's.
-            recorder.abandon()
-        _change(pool.arena, refuse, close=_nothing, settle=_nothing, snapshot=_read, end_recording=_nothing)
-        _change(pool.landing, refuse, is_whole=_yes)
-        _change(pool.planner, refuse, varieties=_none)  # The end of a step may ask.
-        _change(pool.exact_planner, refuse, varieties=_none)
-        # A lease or a step in whose operation some other thread was at the fork would wait for it for ever.
-        loans = [slot.loan for shelf in pool.arena.shelves.values() for slot in shelf.slots]
-        for holder in [loan() for loan in loans if loan is not None]:
-            if isinstance(holder, Holder) and hasattr(holder, "lock"):
-                holder.lock._at_fork_reinit()
+        for part in pool.homes:
+            _refuse_parts(part, refuse)
     _homes.clear()
+
+
+def _refuse_parts(home: Any, refuse: Callable[..., NoReturn]) -> None:
+    arena = home.arena
+    arena.closed = True
+    for recorder in arena.recorders:  # Their files are the parent's.
+        recorder.abandon()
+    _change(arena, refuse, close=_nothing, settle=_nothing, snapshot=_read, end_recording=_nothing)
+    _change(home.landing, refuse, is_whole=_yes)
+    for planner in home.planners():
+        _change(planner, refuse, varieties=_none)  # The end of a step may ask.
+    # A lease or a step in whose operation some other thread was at the fork would wait for it for ever.
+    loans = [slot.loan for shelf in arena.shelves.values() for slot in shelf.slots]
+    for holder in [loan() for loan in loans if loan is not None]:
+        if isinstance(holder, Holder) and hasattr(holder, "lock"):
+            holder.lock._at_fork_reinit()
 
 
 def _refusal(name: str, home: int) -> Callable[..., NoReturn]:

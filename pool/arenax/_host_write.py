@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from ._copying import PARALLEL_BYTES, copy
-from ._donation import DonatedLanding, is_filled, struct, take, take_one
+from ._donation import DonatedLanding, is_filled, take, take_one
 from ._landing import Rag, SlotLost
 from ._programs import Program, run
 from ._request import SizeClass
@@ -24,7 +24,7 @@ class HostWrite(DonatedLanding):
 
     def prepare(self, classes: Sequence[SizeClass]) -> Program:
         function = take_one if len(classes) == 1 else take
-        return self._programs.own(("take", *classes), function, [struct(c) for c in classes], range(len(classes)))
+        return self._programs.own(("take", *classes), function, [self._struct(c) for c in classes], range(len(classes)))
 
     def land(
         self,

@@ -27,7 +27,7 @@ class Landing(ABC):
     `is_whole` tells, and `Arena.replace` mends it.
 
     Attributes:
-        device: What the arrays say they lie on.
+        device: What the arrays say they lie on, or the first of the devices that they lie on.
         name: The device's name, such as ``"cpu:0"``.
         bytes_limit: Bytes that the device reports it has, or None.
         kind: How values land, as the statistics show it.
@@ -39,6 +39,16 @@ class Landing(ABC):
     bytes_limit: int | None = None
     kind: str
     moved: Callable[[Slot, str], None]
+
+    @property
+    def devices(self) -> tuple[Any, ...]:
+        """The devices of this process that slots lie on."""
+        return (self.device,)
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """Their names."""
+        return (self.name,)
 
     @abstractmethod
     def create(self, slot: Slot) -> None:

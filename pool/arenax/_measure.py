@@ -1,8 +1,8 @@
 """Figures over stretches of a pool's life: the whole of it, for `BufferPool.stats`, and scopes, for `measure`."""
 
 import weakref
-from collections.abc import Iterator
-from typing import Self
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
 
 import attrs
 
@@ -108,12 +108,40 @@ class Meter:
             budget_bytes=self._arena.budget,
             landing=self._landing.kind,
         )
-        return attrs.evolve(
-            whole, by_device={self._landing.name: whole}, compile_count=self._compiles.count - span.compiled
-        )
+        names = self._landing.device_names
+        by_device = dict.fromkeys(names, whole if len(names) == 1 else whole.share(len(names)))
+        return attrs.evolve(whole, by_device=by_device, compile_count=self._compiles.count - span.compiled)
 
     def _end(self, span: Span) -> None:
         span.result = self._read(span)
+
+
+class JointMeter:
+    """The figures of several arenas, as those of one.
+
+    Args:
+        meters: One for each.
+    """
+
+    def __init__(self, meters: Sequence[Meter]) -> None:
+        self._meters = tuple(meters)
+
+    def of_life(self) -> Stats:
+        """The figures since the pool was made."""
+        return Stats.joint([meter.of_life() for meter in self._meters])
+
+    def begin(self) -> list[Span]:
+        """Begins a scope."""
+        return [meter.begin() for meter in self._meters]
+
+    def of(self, spans: list[Span]) -> Stats:
+        """The figures of a span up to now, or up to its end."""
+        return Stats.joint([meter.of(span) for meter, span in zip(self._meters, spans, strict=True)])
+
+    def end(self, spans: list[Span]) -> None:
+        """Ends a scope; its figures change no more."""
+        for meter, span in zip(self._meters, spans, strict=True):
+            meter.end(span)
 
 
 class Measure:
@@ -136,9 +164,9 @@ class Measure:
 
     __slots__ = ("_meter", "_span")
 
-    def __init__(self, meter: Meter) -> None:
-        self._meter = meter
-        self._span: Span | None = None
+    def __init__(self, meter: Meter | JointMeter) -> None:
+        self._meter: Any = meter
+        self._span: Any = None
 
     @property
     def stats(self) -> Stats:

@@ -306,7 +306,9 @@ def _planned(found: Any) -> PlannedClass:
     shape, axis = exact_shape(found["shape"]), found["axis"]
     if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int) or not 0 <= axis < len(shape)):
         raise ValueError(f"axis must be null or one of the shape's, got {axis!r}")
-    return PlannedClass(SizeClass(shape, canonical_dtype(found["dtype"])), axis, _count(found, "slots", 1))
+    dtype = np.dtype(found["dtype"])  # Not as the present x64 mode would have it.
+    canonical_dtype(dtype)
+    return PlannedClass(SizeClass(shape, dtype), axis, _count(found, "slots", 1))
 
 
 def _count(found: Any, name: str, least: int) -> int:

@@ -5,9 +5,11 @@ exception may strike in any of them (a signal handler that raises): `_mend.mend`
 """
 
 import weakref
+from _thread import get_ident
 from collections import deque
 from collections.abc import Iterable, Sequence
 from queue import Empty, SimpleQueue
+from time import time_ns
 
 from . import _refusals as refusals
 from ._record import Recorder
@@ -120,8 +122,8 @@ class Policy:
                 idle = whole.reserved_bytes - whole.leased_bytes + nbytes
                 if idle > whole.peak_idle_bytes:
                     whole.peak_idle_bytes = idle
-                for recorder in self.recorders:
-                    recorder.add(True, slot, slot.requested)
+                if self.recorders:
+                    self._note(True, slot, slot.requested)
                 return slots
         if len(slots) != len(shelves) or not slots:
             self._end(back)
@@ -162,8 +164,8 @@ class Policy:
             now = tally.requested_bytes = tally.requested_bytes + requested
             if now > tally.peak_requested_bytes:
                 tally.peak_requested_bytes = now
-        for recorder in self.recorders:
-            recorder.add(True, slot, requested)
+        if self.recorders:
+            self._note(True, slot, requested)
 
     def _count_writes(self, slots: Sequence[Slot], requested: Sequence[int]) -> None:
         for slot, nbytes in zip(slots, requested, strict=False):
@@ -177,8 +179,8 @@ class Policy:
                 continue
             shelf, slot.loan = slot.shelf, None
             if self.recorders and (slot.leased or slot.spilled):
+                self._note(False, slot, slot.requested)
                 for recorder in self.recorders:
-                    recorder.add(False, slot, slot.requested)
                     recorder.spilled.discard(slot)
             if slot.spilled:
                 slot.drop_buffer()
@@ -198,6 +200,12 @@ class Policy:
                 idle = tally.reserved_bytes - tally.leased_bytes
                 if idle > tally.peak_idle_bytes:
                     tally.peak_idle_bytes = idle
+
+    def _note(self, begins: bool, slot: Slot, requested: int) -> None:
+        """Has recordings note that a loan of a slot begins or ends; one that begins ends the last one of the slot."""
+        event = (begins, get_ident(), time_ns(), id(slot), requested, slot.shelf)
+        for recorder in self.recorders:
+            recorder.events.append(event)
 
     def _remove(self, slot: Slot) -> None:
         slot.shelf.slots.discard(slot)

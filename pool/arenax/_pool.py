@@ -1,53 +1,46 @@
 """The pool: what the user holds."""
 
-import contextlib
 import itertools
-import os
-import sys
-import weakref
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable
 from typing import Any, Self
-
-import numpy as np
 
 from . import _fork
 from ._arena import MODES, Arena
-from ._batch import BatchPlan, Planner, count_classes
+from ._batch import Planner, count_classes
 from ._budget import budget_bytes
 from ._compiles import CompileCounter
 from ._debug import DebugArena, is_debugging
 from ._guard import Compile, CompileGuard
-from ._landing import Rag, SlotLost
+from ._home import Home, land_again
 from ._lease import Lease
-from ._measure import Measure, Meter
-from ._placement import landing_for
+from ._placement import placement_for
 from ._plan import Plan
-from ._record import Recorder, from_environment
-from ._refusals import unsteady
-from ._request import Ragged, SizeClass, canonical_dtype, exact_shape, scalar_of
-from ._slot import Holder, Shelf, Slot
-from ._stats import Stats, human_bytes
+from ._request import Ragged, scalar_of
+from ._slot import Holder
 from ._step import Step
-from ._trace import Trace
+from ._upkeep import Upkeep
 from ._waiters import CancelToken
 from ._warm_up import warm_up
 
 _numbers = itertools.count(1)
 
 
-class BufferPool:
+class BufferPool(Upkeep):
     """Preallocated device buffers of fixed size classes, lent out and recycled. A context manager that closes itself.
 
     Any thread may call anything.
 
     Args:
         placement: The device. None is JAX's default device, with uncommitted arrays as `jax.device_put` gives; a
-            `jax.Device` gives committed ones. An `arenax.testing.FakeDevice` has no bytes.
+            `jax.Device` gives committed ones, and a `jax.sharding.SingleDeviceSharding` in pinned host memory arrays
+            there. A sequence of devices has an arena for each. A `jax.sharding.NamedSharding`, or a pytree prefix of
+            them where leaves lie differently, gives global arrays. An `arenax.testing.FakeDevice` has no bytes.
         ragged: Which axes vary: None, a `Ragged`, or a pytree prefix of the batch, with None at leaves that are not
             ragged.
         budget: The most bytes that slots may take: None for no limit, bytes, a text such as ``"2GiB"``, or a fraction
-            of the device's ``bytes_limit`` as a float.
+            of the device's ``bytes_limit`` as a float. With a sequence of devices it is that of each; with a sharding
+            that of this process's devices together.
         on_exhausted: What to do where no slot is free. ``"grow"``: a new slot while the budget lasts, then one at the
             price of idle slots of other classes, then a fresh array outside the pool. The other three use reserved
             slots only: ``"spill"`` gives a fresh array, ``"wait"`` waits for a return, in order of arrival,
@@ -94,23 +87,19 @@ class BufferPool:
                 raise ValueError(f'timeout is for on_exhausted="wait" alone, got it with {on_exhausted!r}')
         if name is not None and not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"name must be a text or None, got {name!r}")
-        self.name = name or f"pool-{next(_numbers)}"
-        self.placement = placement
-        self.compile_counter = CompileCounter()
-        self.landing = landing_for(placement, landing, self.compile_counter)
-        limit = budget_bytes(budget, self.landing.bytes_limit, self.landing.name)
+        name = name or f"pool-{next(_numbers)}"
+        counter = CompileCounter()
+        places = placement_for(placement, landing, counter)
         kind = DebugArena if is_debugging(debug) else Arena
-        self.arena = kind(self.landing, name=self.name, mode=on_exhausted, budget=limit, timeout=timeout)
-        self.landing.moved = self.arena.moved
-        self.planner = Planner(ragged, self.landing, self.arena.shelf)
-        self._shelves: dict[Any, Shelf] = {}
-        self.exact_planner = Planner(None, self.landing, self.arena.shelf)
-        self.guard = CompileGuard(self.name)
-        self._meter = Meter(self.arena, self.landing, self.compile_counter)
-        self._recorder = from_environment(self.name)
-        if self._recorder is not None:
-            self.arena.begin_recording(self._recorder)
-            weakref.finalize(self, self._recorder.finish)
+        homes: list[Home] = []
+        for place in places.landings:
+            limit = budget_bytes(budget, place.bytes_limit, place.name)
+            arena = kind(place, name=name, mode=on_exhausted, budget=limit, timeout=timeout)
+            place.moved = arena.moved
+            homes.append(Home(place, arena, ragged, places.shardings, counter))
+        super().__init__(name, homes, counter)
+        self.placement = placement
+        self.guard = CompileGuard(name)
         _fork.register(self)
 
     @classmethod
@@ -157,7 +146,7 @@ class BufferPool:
             raise
         return pool
 
-    def reserve(self, example: Any, slots: int = 3) -> None:
+    def reserve(self, example: Any, slots: int = 3, *, device: Any = None) -> None:
         """Preallocates slots, now and in full, or raises and leaves nothing half done.
 
         Each leaf gets slots of its own; a ragged leaf gets them in every size class, and as many int32 scalars for its
@@ -166,6 +155,7 @@ class BufferPool:
         Args:
             example: A batch, or a pytree of `ArraySpec` or `jax.ShapeDtypeStruct`.
             slots: Batches that will be alive at once.
+            device: One of the pool's devices, where it has several; None is each of them. Or a sharding, as for `put`.
 
         Raises:
             PoolExhausted: Where the budget does not suffice; also a `MemoryError`.
@@ -182,7 +172,13 @@ class BufferPool:
             raise TypeError(f"slots must be an integer, got {slots!r}")
         if slots < 1:
             raise ValueError(f"slots must be at least 1, got {slots}")
-        self.arena.reserve(count_classes(self.planner.spec_classes(example), slots))
+        if device is not None:
+            homes = (self.home(device),)
+        else:
+            homes = self.homes
+        for home in homes:
+            planner = home.planner_on(device)
+            home.arena.reserve(count_classes(planner.spec_classes(example), slots))
 
     def planner_for(self, ragged: Any) -> Planner:
         """Returns what `put` takes as `planner`: ragged axes of one kind of batch, in place of the pool's own.
@@ -190,13 +186,14 @@ class BufferPool:
         Args:
             ragged: As the constructor's.
         """
-        return Planner(ragged, self.landing, self.arena.shelf)
+        return self.homes[0].planner_for(ragged)
 
     def put(
         self,
         batch: Any,
         with_sizes: bool = False,
         *,
+        device: Any = None,
         cancel: CancelToken | None = None,
         planner: Planner | None = None,
     ) -> Any:
@@ -208,6 +205,8 @@ class BufferPool:
         Args:
             batch: A pytree of arrays: NumPy arrays of any layout, scalars, `jax.Array`.
             with_sizes: Whether to return ``(batch, sizes)``.
+            device: Where it is to lie: one of the pool's devices, where it has several, and None is the first; in a
+                pool of shardings a `jax.sharding.NamedSharding` for all leaves in place of the pool's own.
             cancel: Lets another thread end a wait.
             planner: What `planner_for` returned, for a batch whose ragged axes are not those of the pool.
 
@@ -229,8 +228,13 @@ class BufferPool:
             [[1. 0.]
              [0. 1.]]
         """
-        arena, landing = self.arena, self.landing
-        plan, values, requested, rags = (planner or self.planner).plan(batch, with_sizes)
+        if device is None:
+            home, planner = self.homes[0], planner or self.planner
+        else:
+            home = self.home(device)
+            planner = planner or home.planner_on(device)
+        arena, landing = home.arena, home.landing
+        plan, values, requested, rags = planner.plan(batch, with_sizes)
         holder = Holder()
         loan = arena.loan(holder, cancel, True)
         try:
@@ -241,7 +245,7 @@ class BufferPool:
                 else:
                     plan.land(landing, slots, values, rags)
             except Exception:
-                self.land_again(plan, slots, values, rags)
+                land_again(home, plan, slots, values, rags)
             arrays = arena.hand_over(slots, cancel)
         except BaseException:
             arena.give_back(loan)
@@ -335,13 +339,14 @@ class BufferPool:
         """
         return self.guard.compiles()
 
-    def lease(self, shape: Any, dtype: Any = "float32", *, fill: Any = 0) -> Lease:
+    def lease(self, shape: Any, dtype: Any = "float32", *, fill: Any = 0, device: Any = None) -> Lease:
         """Checks out one slot of exactly this shape, until it is released: by its ``with``, or `Lease.release`.
 
         Args:
             shape: Shape of the slot.
             dtype: Its dtype.
             fill: A scalar that every element is set to, or None for undefined contents.
+            device: Where it is to lie, as for `put`.
 
         Returns:
             A `Lease`, which is a context manager.
@@ -350,191 +355,8 @@ class BufferPool:
             PoolExhausted: As `on_exhausted` says.
             PoolClosed: After `close`.
         """
-        try:
-            shelf = self._shelves.get((shape, dtype))
-        except TypeError:  # A list, say.
-            shelf = None
-        if shelf is None:
-            shelf = self._shelf(shape, dtype)
+        home = self.homes[0] if device is None else self.home(device)
+        shelf = home.shelf(shape, dtype, device)
         if fill is not None:
             scalar_of(fill, shelf.size_class.dtype)
-        return Lease(self.arena, self.landing, shelf, fill)
-
-    def _shelf(self, shape: Any, dtype: Any) -> Shelf:
-        """The shelf for a shape and a dtype as the caller writes them, remembered for the next time."""
-        shelf = self.arena.shelf(SizeClass(exact_shape(shape), canonical_dtype(dtype)))
-        # What a 64-bit dtype means depends on `jax_enable_x64`.
-        if isinstance(shape, tuple) and np.dtype(dtype).itemsize < 8:
-            if len(self._shelves) >= Planner.MAX_PLANS:
-                self._shelves.clear()
-            try:
-                self._shelves[shape, dtype] = shelf
-            except TypeError:
-                pass
-        return shelf
-
-    @contextlib.contextmanager
-    def steady(self) -> Generator[None]:
-        """A scope in which the pool may not allocate, copy or compile.
-
-        Raises:
-            NotSteady: Naming the cause and the call site. Creation, spill, conversion and copy raise at once, in
-                whichever thread; compiles of this thread or of the pool raise at the end.
-
-        Example:
-            >>> import arenax, numpy as np
-            >>> batch = np.ones((4,), np.float32)
-            >>> with arenax.BufferPool() as pool:
-            ...     pool.reserve(batch, slots=1)
-            ...     del_me = pool.put(batch)  # Warms up: compiles the landing.
-            ...     del del_me
-            ...     with pool.steady():
-            ...         for _ in range(100):
-            ...             x = pool.put(batch)
-            ...             del x
-        """
-        here, before = CompileCounter(), self.compile_counter.count
-        scope = self.arena.begin_steady()
-        try:
-            with here.watch():
-                yield
-        finally:
-            scope.over = True
-        counter = here if here.count else self.compile_counter
-        count = here.count or self.compile_counter.count - before
-        if count:
-            names = [*counter.names][-min(count, 4) :]
-            what = f"{count} programs, the last of them {', '.join(names)}"
-            raise unsteady(self.arena, "compile", what)
-
-    def stats(self) -> Stats:
-        """Returns a frozen snapshot of the pool's figures; ``str()`` of it is a table."""
-        return self._meter.of_life()
-
-    def measure(self) -> Measure:
-        """A scope whose own peaks and counts are kept.
-
-        Returns:
-            A `Measure`, to be used as ``with pool.measure() as m:``. ``m.stats`` is a `Stats` of the scope: what was
-            counted in it, and the peaks that there were, up to its end, or to now while it lasts.
-
-        Example:
-            >>> import arenax, numpy as np
-            >>> with arenax.BufferPool() as pool:
-            ...     for epoch in range(2):
-            ...         with pool.measure() as m:
-            ...             for n in range(10):
-            ...                 with pool.step() as step:
-            ...                     x = step.put(np.full(256, n, np.float32))
-            ...         print(m.stats.creation_count, m.stats.hit_count, m.stats.peak_leased_bytes)
-            1 9 1024
-            0 10 1024
-        """
-        return Measure(self._meter)
-
-    @contextlib.contextmanager
-    def record(self, path: str | os.PathLike[str] | None = None) -> Generator[Trace]:
-        """A scope in which every loan and return is recorded; what is on loan when it begins comes first.
-
-        It is written as it goes, in the columns of RMM's logs, and costs a put less than a microsecond. The environment
-        variable ``ARENAX_RECORD=FILE`` records the whole life of every pool, the first in that file and others beside
-        it.
-
-        Args:
-            path: The file, which stays; None is a temporary one, which goes with the trace.
-
-        Returns:
-            A `Trace`; one looked at before the end of the scope holds what was written until then.
-
-        Raises:
-            OSError: Where the file cannot be written.
-
-        Example:
-            >>> import arenax, numpy as np
-            >>> with arenax.BufferPool(ragged=arenax.Ragged(0, arenax.SizeClasses.pow2(4, 64))) as pool:
-            ...     with pool.record() as trace:
-            ...         for n in (5, 7, 12):
-            ...             with pool.step() as step:
-            ...                 x = step.put(np.ones(n, np.float32))
-            ...     print([event[:3] for event in trace][:3], trace.requests[0].shape)
-            [('allocate', 0, 20), ('free', 0, 20), ('allocate', 1, 28)] (5,)
-        """
-        recorder = Recorder.to(path)
-        try:
-            self.arena.begin_recording(recorder)
-            yield Trace.of(recorder, self.name)
-        finally:
-            recorder.over = True
-            self.arena.end_recording(recorder)
-
-    def trim(self, to_bytes: int = 0) -> int:
-        """Frees idle slots, those that are of least use first, until no more than `to_bytes` are reserved.
-
-        What is on loan stays; slots that were reserved are no exception. Which go first is decided as for a conversion,
-        by how long they lie idle and what they would cost to make again for each byte.
-
-        Args:
-            to_bytes: The bytes that may stay reserved; 0 gives back all that is idle.
-
-        Returns:
-            The bytes given back.
-
-        Example:
-            >>> import arenax
-            >>> with arenax.BufferPool() as pool:
-            ...     pool.reserve(arenax.ArraySpec((256,), "float32"), slots=4)
-            ...     print(pool.trim(to_bytes=2500), pool.stats().reserved_bytes)
-            2048 2048
-        """
-        if isinstance(to_bytes, bool) or not isinstance(to_bytes, int):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"to_bytes must be an integer, got {to_bytes!r}")
-        if to_bytes < 0:
-            raise ValueError(f"to_bytes must be at least 0, got {to_bytes}")
-        return self.arena.trim(to_bytes)
-
-    def check(self) -> None:
-        """Verifies every invariant of the pool, and takes back what was lost by an interrupt.
-
-        Raises:
-            AssertionError: Naming the invariant that is broken.
-        """
-        self.arena.check()
-
-    def close(self) -> None:
-        """Frees every idle slot and refuses every waiter; arrays on loan stay valid until dropped. Idempotent."""
-        recorder, self._recorder = self._recorder, None
-        if recorder is not None:
-            self.arena.end_recording(recorder)
-        self.arena.close()
-
-    def land_again(
-        self, plan: BatchPlan, slots: Sequence[Slot], values: Sequence[Any], rags: Sequence[Rag | None]
-    ) -> None:
-        """Lands a batch once more, its landing having failed with the exception in flight.
-
-        Where a slot was broken before (its array donated away by its last borrower, or the result of a computation that
-        failed) that was the reason, and it gets a new buffer. Otherwise the exception goes on.
-        """
-        broken = [slot for slot in slots if not self.landing.is_whole(slot)]
-        if not broken:
-            raise
-        renew = self.arena.revive if isinstance(sys.exception(), SlotLost) else self.arena.replace
-        for slot in broken:
-            renew(slot)
-        plan.land(self.landing, slots, values, rags)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        s = self.stats()
-        if self.arena.closed:
-            return f"<BufferPool {self.name!r} on {self.landing.name}: closed>"
-        limit = "" if s.budget_bytes is None else f" of {human_bytes(s.budget_bytes)}"
-        return (
-            f"<BufferPool {self.name!r} on {self.landing.name}: {s.slot_count} slots in {len(s.by_class)} classes, "
-            f"{s.leased_count} leased, {human_bytes(s.reserved_bytes)}{limit} reserved>"
-        )
+        return Lease(home.arena, home.landing, shelf, fill)

@@ -84,7 +84,7 @@ class Programs:
 
     Args:
         device: Where the programs run.
-        committed: Whether their results are committed to the device, or move freely as those of `jnp.zeros` do.
+        home: Where their results are committed to lie; None lets them move freely, as those of `jnp.zeros` do.
         counter: Counts the compiles.
     """
 
@@ -92,11 +92,9 @@ class Programs:
     # writes `lease.update(lambda ...)` in a loop pays in compiles, which are counted, and not in memory for ever.
     MAX_CALLERS = 256
 
-    def __init__(self, device: Any, committed: bool, counter: CompileCounter) -> None:
+    def __init__(self, device: Any, home: jax.sharding.Sharding | None, counter: CompileCounter) -> None:
         self._device = device
-        self._options: dict[str, Any] = (
-            {"out_shardings": jax.sharding.SingleDeviceSharding(device)} if committed else {}
-        )
+        self._options: dict[str, Any] = {} if home is None else {"out_shardings": home}
         self._counter = counter
         self._lock = threading.RLock()
         self._own: dict[Hashable, Program] = {}

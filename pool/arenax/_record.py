@@ -4,10 +4,9 @@ import os
 import tempfile
 import threading
 import weakref
-from _thread import get_ident
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from time import time_ns
 from typing import TextIO, cast
 
 from ._slot import Shelf, Slot
@@ -46,7 +45,7 @@ class Recorder:
     def __init__(self, file: TextIO, path: str | None) -> None:
         self._file = file
         self._path = path
-        self.events: list[Event] = []
+        self.events: deque[Event] = deque()  # Of several arenas, each of which has a lock of its own.
         self.spilled: set[Slot] = set()
         self.over = False
         self._is_ours = True
@@ -68,23 +67,9 @@ class Recorder:
             return cls(cast(TextIO, tempfile.TemporaryFile("w+", encoding="utf-8", newline="")), None)
         return cls(Path(path).open("w+", encoding="utf-8", newline=""), os.fspath(path))
 
-    # Under the arena's lock.
-
-    def add(self, begins: bool, slot: Slot, requested: int) -> None:
-        """Notes that a loan of a slot begins or ends; one that begins ends the last one of the slot."""
-        self.events.append((begins, get_ident(), time_ns(), id(slot), requested, slot.shelf))
-
-    def begin(self, slots: Iterable[Slot]) -> None:
-        """Notes what is on loan already."""
-        for slot in slots:
-            self.add(True, slot, slot.requested)
-
     def take(self) -> list[Event]:
-        """Hands over what is to be written."""
-        events, self.events = self.events, []
-        return events
-
-    # Outside of it.
+        """Hands over what is to be written; under the arena's lock."""
+        return [self.events.popleft() for _ in range(len(self.events))]
 
     def flush(self, take: Callable[[Callable[[], list[Event]]], list[Event]]) -> None:
         """Writes what has come in; `take` calls its argument under the arena's lock.
@@ -121,7 +106,7 @@ class Recorder:
     def abandon(self) -> None:
         """Ends it without a word more, in a forked child: the file is the parent's."""
         self.over, self._is_ours = True, False
-        self.events, self.spilled = [], set()
+        self.events, self.spilled = deque(), set()
 
     def _write(self, lines: list[str]) -> None:
         if not self._is_ours or self.error is not None or self._file.closed:

@@ -121,23 +121,29 @@ def is_castable(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
 
 @attrs.frozen
 class SizeClass:
-    """The fixed shape and dtype of a slot.
+    """The fixed shape and dtype of a slot, and where a pool has shardings, its own.
 
     Attributes:
         shape: Capacity of each axis.
         dtype: The NumPy dtype of the elements.
+        sharding: How the slot lies on the devices of a mesh; None in a pool of one device.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    sharding: jax.sharding.NamedSharding | None = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one slot."""
-        return math.prod(self.shape) * self.dtype.itemsize
+        """Bytes of one slot: of a sharded one, those of all its shards on this process's devices."""
+        if self.sharding is None:
+            return math.prod(self.shape) * self.dtype.itemsize
+        part = math.prod(self.sharding.shard_shape(self.shape)) * self.dtype.itemsize
+        return part * len(self.sharding.addressable_devices)
 
     def __str__(self) -> str:
-        return f"{self.dtype.name}[{','.join(map(str, self.shape))}]"
+        text = f"{self.dtype.name}[{','.join(map(str, self.shape))}]"
+        return text if self.sharding is None else f"{text} over {_spec_text(self.sharding)}"
 
 
 @attrs.frozen
@@ -208,6 +214,14 @@ class Ragged:
         except (TypeError, ValueError, OverflowError):
             pass
         raise ValueError(f"pad_value {self.pad_value!r} does not fit the dtype {dtype.name} of {leaf}")
+
+
+def _spec_text(sharding: jax.sharding.NamedSharding) -> str:
+    """A sharding as messages name it."""
+    kind = sharding.memory_kind
+    home = next(iter(sharding.device_set)).default_memory().kind
+    where = "" if kind in (None, home) else f" in {kind}"
+    return f"P({', '.join(map(repr, sharding.spec))}){where}"
 
 
 def _spec_shape(shape: Any) -> tuple[int | SizeClasses, ...]:

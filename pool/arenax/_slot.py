@@ -71,6 +71,7 @@ class Slot:
         requested: Bytes that the borrower asked for.
         unproven: Whether the array is the result of a program that has not been awaited, and so may have failed.
         writers: Helpers that an interrupted landing may have left writing; empty but for that.
+        parts: Of a sharded slot, one slot for each of this process's devices; None for any other.
         donor: The slot, given up for this one, whose buffer it is to take over; None once it has, or without one.
         contents: ``(axis, extent, pad)`` where everything from `extent` on holds the pad's bytes; None where unknown.
         priority: GreedyDual-Size priority while idle.
@@ -87,6 +88,7 @@ class Slot:
     spilled: bool = False
     requested: int = 0
     unproven: bool = False
+    parts: "tuple[Slot, ...] | None" = None
     donor: "Slot | None" = None
     writers: "list[Future[None]]" = attrs.field(factory=list)
     contents: tuple[int, int, bytes] | None = None
@@ -101,11 +103,11 @@ class Slot:
     def take_buffer(self, other: "Slot") -> None:
         """Takes over the buffer of a slot that is not used any further, all at once: no call, and so no interrupt."""
         self.array, self.address, self.handle, self.view = other.array, other.address, other.handle, other.view
-        self.contents, self.unproven = other.contents, other.unproven
+        self.contents, self.unproven, self.parts = other.contents, other.unproven, other.parts
 
     def drop_buffer(self) -> None:
         """Frees the buffer of a slot that is out of the pool; an old lease or step may still refer to the slot."""
-        self.array = self.view = None
+        self.array = self.view = self.handle = self.parts = None
 
 
 @attrs.define(eq=False)
@@ -115,7 +117,8 @@ class Shelf:
     Attributes:
         size_class: Shape and dtype.
         nbytes: Bytes of one slot.
-        form: What the buffers of two classes must have in common for one to become the other: bytes, and element size.
+        form: What the buffers of two classes must have in common for one to become the other: bytes, element size, and
+            where they lie.
         worth: What an idle slot adds to the clock of GreedyDual-Size: the cost of making it, 1, over its size.
         free: Idle slots; the most recently returned is on the right and serves next.
         slots: All slots of the class, spilled ones left out.
@@ -128,7 +131,7 @@ class Shelf:
 
     size_class: SizeClass
     nbytes: int = attrs.field(init=False)
-    form: tuple[int, str] = attrs.field(init=False)
+    form: tuple[Any, ...] = attrs.field(init=False)
     worth: float = attrs.field(init=False)
     free: deque[Slot] = attrs.field(factory=deque)
     slots: set[Slot] = attrs.field(factory=set)
@@ -140,5 +143,7 @@ class Shelf:
 
     def __attrs_post_init__(self) -> None:
         self.nbytes = self.size_class.nbytes
-        self.form = (self.nbytes, bits_of(self.size_class.dtype).name)
+        bits, sharding = bits_of(self.size_class.dtype).name, self.size_class.sharding
+        where = None if sharding is None else (sharding.device_set, sharding.memory_kind)
+        self.form = (self.nbytes, bits, where)
         self.worth = 1 / max(self.nbytes, 1)

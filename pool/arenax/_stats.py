@@ -126,7 +126,8 @@ class Stats:
         landing: How values land: ``"host write"``, ``"pinned ring"``, or with the form that the device was found to
             take, ``"pinned ring, fused"`` or ``"pinned ring, split"``. Empty in parts of the whole.
         by_class: The same figures for each size class.
-        by_device: The same figures for each device, by its name.
+        by_device: The same figures for each device, by its name. Of a sharded pool each device has an equal share of
+            the bytes, and all counts, since each slot has a part on each.
     """
 
     reserved_bytes: int = 0
@@ -174,6 +175,35 @@ class Stats:
         """Freezes an arena's tally, its counters being the sums over its classes."""
         sums = {n: sum(getattr(s, n) for s in by_class.values()) for n in COUNTERS if n != "wait_count"}
         return attrs.evolve(cls.of(tally, peaks, before, by_class=by_class, **more), **sums)
+
+    @classmethod
+    def joint(cls, parts: Sequence["Stats"]) -> "Stats":
+        """The sums over several arenas; those of peaks bound the peak of the sum."""
+        sums = {name: sum(getattr(p, name) for p in parts) for name in _FIGURES}
+        classes = dict.fromkeys(c for p in parts for c in p.by_class)
+        by_class = {c: cls.joint([p.by_class[c] for p in parts if c in p.by_class]) for c in classes}
+        budgets = [p.budget_bytes for p in parts]
+        return cls(
+            **sums,
+            compile_count=parts[0].compile_count,  # Counted once for all.
+            budget_bytes=None if None in budgets else sum(b for b in budgets if b is not None),
+            landing=parts[0].landing,
+            by_class=by_class,
+            by_device={name: stats for p in parts for name, stats in p.by_device.items()},
+        )
+
+    def share(self, count: int) -> "Stats":
+        """The figures of one of `count` devices with equal parts of everything: bytes are divided, counts are not."""
+        bytes_of = {name: getattr(self, name) // count for name in _FIGURES if name.endswith("_bytes")}
+        budget = None if self.budget_bytes is None else self.budget_bytes // count
+        by_class = {c: s.share(count) for c, s in self.by_class.items()}
+        return attrs.evolve(self, **bytes_of, budget_bytes=budget, by_class=by_class)
+
+    @property
+    def skew(self) -> float:
+        """The highest peak of leased bytes of a device / the mean over the devices; 1 where they are equal."""
+        peaks = [s.peak_leased_bytes for s in self.by_device.values()]
+        return max(peaks) * len(peaks) / sum(peaks) if any(peaks) else 1.0
 
     @property
     def internal_waste(self) -> float:

@@ -9,8 +9,9 @@ import numpy as np
 
 from ._batch import Planner
 from ._compiles import Watch
+from ._home import Home, land_again
 from ._refusals import unsteady
-from ._request import SizeClass, as_array, canonical_dtype, exact_shape, scalar_of
+from ._request import SizeClass, as_array, canonical_dtype, scalar_of
 from ._slot import Holder, Loan, Slot
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Step:
         "__weakref__",
         "_compiled",
         "_holders",
+        "_homes",
         "_loans",
         "_lock",
         "_max_compiles",
@@ -63,6 +65,7 @@ class Step:
         self._strict = strict
         self._holders: list[Holder] = []
         self._loans: list[Loan] = []
+        self._homes: list[Home] = []  # Of each loan.
         # Held while a landing goes on, so that the end of the step waits for it; not held in the checkout before it,
         # which may itself wait for that end.
         self._lock = RLock()
@@ -86,7 +89,7 @@ class Step:
                 self._state = "over"
                 try:
                     if self._strict:
-                        self._pool.landing.revoke([slot for loan in self._loans for slot in loan.slots])
+                        self._revoke()
                 finally:
                     self._holders.clear()
                     for loan in self._loans:
@@ -96,12 +99,13 @@ class Step:
         if self._compiled is not None:
             self._judge(kind is None)
 
-    def put(self, batch: Any, with_sizes: bool = False) -> Any:
+    def put(self, batch: Any, with_sizes: bool = False, *, device: Any = None) -> Any:
         """Lands a batch, as `BufferPool.put` does; its arrays go back when the step ends.
 
         Args:
             batch: A pytree of arrays.
             with_sizes: Whether to return ``(batch, sizes)``.
+            device: Where it is to lie, as for `BufferPool.put`.
 
         Returns:
             The same pytree of `jax.Array`, ragged axes padded to their size class; with `with_sizes` also the batch's
@@ -113,40 +117,47 @@ class Step:
             NoSizeClass: Where a ragged axis is above its largest class.
             TypeError: For a leaf that JAX cannot hold.
         """
-        return self._put(self._pool.planner, batch, with_sizes)
+        home = self._home(device)
+        return self._put(home, home.planner_on(device), batch, with_sizes)
 
-    def zeros(self, shape: Any, dtype: Any = None) -> jax.Array:
+    def zeros(self, shape: Any, dtype: Any = None, *, device: Any = None) -> jax.Array:
         """An array of zeros of exactly this shape, as `jax.numpy.zeros`; float32 unless told otherwise."""
-        return self.full(shape, 0, np.float64 if dtype is None else dtype)
+        return self.full(shape, 0, np.float64 if dtype is None else dtype, device=device)
 
-    def ones(self, shape: Any, dtype: Any = None) -> jax.Array:
+    def ones(self, shape: Any, dtype: Any = None, *, device: Any = None) -> jax.Array:
         """An array of ones of exactly this shape, as `jax.numpy.ones`."""
-        return self.full(shape, 1, np.float64 if dtype is None else dtype)
+        return self.full(shape, 1, np.float64 if dtype is None else dtype, device=device)
 
-    def full(self, shape: Any, fill_value: Any, dtype: Any = None) -> jax.Array:
+    def full(self, shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) -> jax.Array:
         """An array of `fill_value`, a scalar, as `jax.numpy.full`."""
-        size_class = _exact(shape, np.asarray(fill_value).dtype if dtype is None else dtype)
+        home = self._home(device)
+        size_class = home.exact(shape, np.asarray(fill_value).dtype if dtype is None else dtype, device)
         scalar_of(fill_value, size_class.dtype)
-        return self._draw(size_class, lambda slot: self._pool.landing.fill(slot, fill_value))
+        return self._draw(home, size_class, lambda slot: home.landing.fill(slot, fill_value))
 
-    def empty(self, shape: Any, dtype: Any = None) -> jax.Array:
+    def empty(self, shape: Any, dtype: Any = None, *, device: Any = None) -> jax.Array:
         """An array with undefined contents: whatever its slot holds."""
-        return self._draw(_exact(shape, np.float64 if dtype is None else dtype), None)
+        home = self._home(device)
+        return self._draw(home, home.exact(shape, np.float64 if dtype is None else dtype, device), None)
 
-    def arange(self, start: Any, stop: Any = None, step: Any = None, dtype: Any = None) -> jax.Array:
+    def arange(
+        self, start: Any, stop: Any = None, step: Any = None, dtype: Any = None, *, device: Any = None
+    ) -> jax.Array:
         """Evenly spaced values, as `jax.numpy.arange`."""
-        return self.array(np.arange(start, stop, step) if stop is not None else np.arange(0, start, step), dtype)
+        value = np.arange(start, stop, step) if stop is not None else np.arange(0, start, step)
+        return self.array(value, dtype, device=device)
 
-    def eye(self, N: int, M: int | None = None, k: int = 0, dtype: Any = None) -> jax.Array:
+    def eye(self, N: int, M: int | None = None, k: int = 0, dtype: Any = None, *, device: Any = None) -> jax.Array:
         """A matrix with ones on a diagonal, as `jax.numpy.eye`."""
-        return self.array(np.eye(N, M, k), dtype)
+        return self.array(np.eye(N, M, k), dtype, device=device)
 
-    def array(self, object: Any, dtype: Any = None) -> jax.Array:  # noqa: A002
+    def array(self, object: Any, dtype: Any = None, *, device: Any = None) -> jax.Array:  # noqa: A002
         """Anything that `numpy.asarray` takes, or a `jax.Array`, in a slot of exactly its shape."""
         value = as_array(object, "the object")
         if dtype is not None:
             value = value.astype(canonical_dtype(dtype))
-        return self._put(self._pool.exact_planner, value, False)
+        home = self._home(device)
+        return self._put(home, home.planner_on(device, exact=True), value, False)
 
     def keep(self, tree: Any) -> Any:
         """Takes arrays drawn in this step out of the pool for good; each one's slot gets a new buffer.
@@ -165,13 +176,13 @@ class Step:
             if self._state != "open":
                 self._refuse("keep")
             try:
-                slots = [self._slot_of(x) for x in jax.tree.leaves(tree)]
+                found = [self._slot_of(x) for x in jax.tree.leaves(tree)]
             except ValueError:
                 if self._pool.arena.closed:  # What was on loan has left the pool already.
                     return tree
                 raise
-            for slot in {id(s): s for s in slots}.values():
-                self._pool.arena.detach(slot)
+            for home, slot in {id(s): (h, s) for h, s in found}.values():
+                home.arena.detach(slot)
         return tree
 
     def drew(self, array: Any) -> bool:
@@ -196,21 +207,30 @@ class Step:
             what = f"{len(names)} programs in one step, where {self._max_compiles} may be: {', '.join(names[:8])}"
             raise unsteady(pool.arena, "compile", what)
 
-    def _slot_of(self, array: Any) -> Slot:
-        for loan in self._loans:
+    def _home(self, device: Any) -> Home:
+        return self._pool.homes[0] if device is None else self._pool.home(device)
+
+    def _revoke(self) -> None:
+        slots: dict[Home, list[Slot]] = {}
+        for home, loan in zip(self._homes, self._loans, strict=False):  # An interrupt may leave one more home.
+            slots.setdefault(home, []).extend(loan.slots)
+        for home, drawn in slots.items():
+            home.landing.revoke(drawn)
+
+    def _slot_of(self, array: Any) -> tuple[Home, Slot]:
+        for home, loan in zip(self._homes, self._loans, strict=False):
             for slot in loan.slots:
                 if slot.array is array:
-                    return slot
+                    return home, slot
         raise ValueError(
             f"keep takes arrays that this step drew, got {type(array).__name__}; results of a jitted function "
             "are no slots and need not be kept, and an array is kept once"
         )
 
-    def _put(self, planner: Planner, batch: Any, with_sizes: bool) -> Any:
+    def _put(self, home: Home, planner: Planner, batch: Any, with_sizes: bool) -> Any:
         if self._state != "open":
             self._refuse("put")
-        pool = self._pool
-        arena = pool.arena
+        arena, landing = home.arena, home.landing
         plan, values, requested, rags = planner.plan(batch, with_sizes)
         holder = StepHolder()
         holder.lock = self._lock
@@ -222,11 +242,12 @@ class Step:
                     self._refuse("a landing")
                 try:
                     if plan.fixed is not None:
-                        pool.landing.land(plan.fixed, slots, values, None)
+                        landing.land(plan.fixed, slots, values, None)
                     else:
-                        plan.land(pool.landing, slots, values, rags)
+                        plan.land(landing, slots, values, rags)
                 except Exception:
-                    pool.land_again(plan, slots, values, rags)
+                    land_again(home, plan, slots, values, rags)
+                self._homes.append(home)
                 self._loans.append(loan)
                 self._holders.append(holder)
                 if plan.lone and not with_sizes:
@@ -237,10 +258,10 @@ class Step:
             raise
         return (plan.batch_of(arrays), plan.sizes_of(arrays)) if with_sizes else plan.batch_of(arrays)
 
-    def _draw(self, size_class: SizeClass, finish: Callable[[Slot], None] | None) -> jax.Array:
+    def _draw(self, home: Home, size_class: SizeClass, finish: Callable[[Slot], None] | None) -> jax.Array:
         if self._state != "open":
             self._refuse("a factory")
-        arena = self._pool.arena
+        arena = home.arena
         holder = StepHolder()
         holder.lock = self._lock
         loan = arena.loan(holder)
@@ -250,10 +271,11 @@ class Step:
             with self._lock:
                 if self._state != "open":
                     self._refuse("a landing")
-                if not self._pool.landing.is_whole(slot):  # Its last borrower donated it away, or failed to compute it.
+                if not home.landing.is_whole(slot):  # Its last borrower donated it away, or failed to compute it.
                     arena.revive(slot)
                 if finish is not None:
                     finish(slot)
+                self._homes.append(home)
                 self._loans.append(loan)
                 self._holders.append(holder)
                 return slot.array
@@ -265,7 +287,3 @@ class Step:
         raise RuntimeError(
             f"{what} was called on a step that is {self._state}: use it inside `with pool.step() as step`"
         )
-
-
-def _exact(shape: Any, dtype: Any) -> SizeClass:
-    return SizeClass(exact_shape(shape), canonical_dtype(dtype))

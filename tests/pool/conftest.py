@@ -28,17 +28,34 @@ def view(array: Any) -> Any:
 
 
 def address(array: Any) -> int:
-    return array.unsafe_buffer_pointer()
+    if isinstance(array, FakeArray) or len(array.sharding.device_set) == 1:
+        return array.unsafe_buffer_pointer()
+    return hash(tuple(shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards))
+
+
+def copies(pool: arenax.BufferPool) -> int:
+    """How many times the bytes of a slot are held: once on each device that has all of it."""
+    return len(pool.landing.devices)
+
+
+def arenas(pool: arenax.BufferPool) -> int:
+    """How many arenas a reservation is made in."""
+    return len(pool.homes)
 
 
 def pool_on(kind: str, **options: Any) -> arenax.BufferPool:
     """A pool on a fake device, or on the real one with the landing named."""
     if kind == "fake":
         return arenax.BufferPool(FakeDevice(), **options)
+    if kind == "sequence":
+        return arenax.BufferPool(jax.devices()[:2], **options)
+    if kind == "replicated":  # Any shape may lie so, and each landing goes to two devices.
+        mesh = jax.make_mesh((2,), ("copies",), devices=jax.devices()[2:4])
+        return arenax.BufferPool(jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()), **options)
     return arenax.BufferPool(landing="host" if kind == "cpu" else kind, **options)
 
 
-@pytest.fixture(params=["fake", "cpu", "ring"])
+@pytest.fixture(params=["fake", "cpu", "ring", "sequence", "replicated"])
 def device_kind(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -41,6 +41,7 @@ CASES: list[tuple[type[arenax.ArenaxError], dict[str, Any], tuple[type[Exception
     (arenax.OutOfBounds, {"at": (3,), "shape": (2,), "slot_shape": (4,)}, (ValueError,)),
     (arenax.NotSteady, {"cause": "copy", "call_site": "train.py:12"}, (RuntimeError,)),
     (arenax.PoolClosed, {"pool": "p"}, (RuntimeError,)),
+    (arenax.BadTrace, {"path": "a.csv", "where": "line 7", "fault": "frees what is not alive"}, (ValueError,)),
 ]
 kinds = pytest.mark.parametrize(("kind", "fields", "bases"), CASES, ids=lambda x: getattr(x, "__name__", None))
 
@@ -121,6 +122,7 @@ def raised_in_earnest() -> list[arenax.ArenaxError]:
         held = pool.put(x)
         catch(lambda: pool.put(x))
         del held
+    catch(lambda: arenax.Trace.from_events([("free", 1, 0)]))
     return errors
 
 

@@ -199,7 +199,8 @@ def test_the_child_may_read_the_figures_and_close(make_pool: MakePool, at_fork: 
     def body() -> None:
         with pool, lease, pool.measure() as m:
             assert pool.stats().leased_count == m.stats.peak_leased_count == 3
-            assert repr(pool) == f"<BufferPool 'p' on {pool.landing.name}: closed>"
+            where = ", ".join(home.landing.name for home in pool.homes)
+            assert repr(pool) == f"<BufferPool 'p' on {where}: closed>"
         arrays.clear()
         pool.close()
         gc.collect()
@@ -264,7 +265,7 @@ def test_nothing_of_an_arena_or_a_landing_is_overlooked() -> None:
     fake = arenax.BufferPool(FakeDevice(), name="p")
 
     def body() -> None:
-        harmless = {"close", "settle", "snapshot", "give_back", "is_whole", "moved", "varieties"}
+        harmless = {"close", "settle", "snapshot", "give_back", "is_whole", "moved", "varieties", "end_recording"}
         for part in (pool.arena, pool.landing, pool.planner, pool.exact_planner, fake.landing):
             names = [n for n in dir(part) if not n.startswith("_") and callable(getattr(part, n))]
             for name in set(names) - harmless:

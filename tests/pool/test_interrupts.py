@@ -115,7 +115,8 @@ def test_an_interrupt_while_a_failure_is_cleaned_up(phase: str, name: str) -> No
 def test_an_interrupt_leaves_no_switch_of_jax_turned(call: str) -> None:
     """JAX's contexts alone would: struck as its `__exit__` begins, one does not go back."""
     config: Any = jax.config
-    programs = Programs(jax.devices()[0], True, CompileCounter())
+    device = jax.devices()[0]
+    programs = Programs(device, jax.sharding.SingleDeviceSharding(device), CompileCounter())
     wide = jax.ShapeDtypeStruct((), np.dtype("int64"))
     program = programs.compile(lambda x: x, (wide,), (0,), False)
     nth, fired = 0, True

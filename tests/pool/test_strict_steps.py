@@ -170,7 +170,7 @@ def test_a_failure_costs_one_slot_and_nothing_else(make_pool: MakePool, monkeypa
     with pool.step() as step:
         step.put(X)
         step.ones((4,))
-    attribute = "_donate" if hasattr(pool.landing, "_donate") else "_replace"
+    attribute = next(a for a in ("_donate", "take_over", "_put_together") if hasattr(pool.landing, a))
     real = getattr(pool.landing, attribute)
 
     def fail(slot: Any, *args: Any) -> None:  # After the donation, where there is one.
