@@ -12,6 +12,9 @@ COMMANDS = {
     "bench": ("_bench", "time the pool against its rivals, and say where it is slower"),
     "demo": ("_demo", "train a small language model on ragged text with and without the pool, and compare"),
     "fit": ("_fit", "choose the size classes that pad a list of lengths least"),
+    "lab": ("_lab", "find out where a workload loses memory, and whether a pool would help it"),
+    "plan": ("_plan_command", "choose the slots that a recorded program needs, or check a plan in CI"),
+    "replay": ("_replay_command", "run a recorded program's allocations as real arrays, with and without the pool"),
     "stress": ("_soak", "torture the pool and verify its invariants"),
 }
 EXTRAS = ("rich", "matplotlib", "sortedcontainers")
