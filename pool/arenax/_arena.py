@@ -243,6 +243,11 @@ class Arena(Shortage):
         if recorder.error is not None:
             self._warn_once(recorder, lambda: refusals.unrecorded(self, recorder.error))
 
+    def write_recording(self, recorder: Recorder) -> None:
+        """Writes what a recording that goes on has noted so far, with the returns that nobody has taken in yet."""
+        self._section.run(self._settle)
+        recorder.flush(self._section.run)
+
     def _write_recordings(self) -> None:
         for recorder in self.recorders:
             if recorder.over:  # An interrupt has struck its end.

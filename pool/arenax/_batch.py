@@ -93,6 +93,10 @@ class BatchPlan:
                 landing.land_array(picked[0], picked_values[0], rag)
 
 
+# A plan, and for each leaf (and size) its value, the bytes it asks for, and its ragged extent.
+Planned = tuple[BatchPlan, Sequence[Any], Sequence[int], Sequence[Rag | None]]
+
+
 class Planner:
     """Keeps one plan for each batch structure it has seen.
 
@@ -128,9 +132,7 @@ class Planner:
         self._lone_plans: dict[Any, BatchPlan] = {}
         self._varieties: dict[Any, tuple[Treedef, list[Variety]]] = {}
 
-    def plan(
-        self, batch: Any, with_sizes: bool
-    ) -> tuple[BatchPlan, Sequence[Any], Sequence[int], Sequence[Rag | None]]:
+    def plan(self, batch: Any, with_sizes: bool) -> Planned:
         """Returns the plan, and for each leaf (and size) its value, the bytes it asks for, and its ragged extent.
 
         Raises:

@@ -11,9 +11,11 @@ from ._arena import Arena
 from ._batch import BatchPlan, Planner
 from ._compiles import CompileCounter
 from ._landing import Landing, Rag, SlotLost
+from ._local import LocalPlanner
 from ._measure import Meter
 from ._mesh import placed
 from ._request import SizeClass, canonical_dtype, exact_shape
+from ._sharded import ShardedLanding
 from ._slot import Shelf, Slot
 
 
@@ -44,6 +46,7 @@ class Home:
         self._ragged = ragged
         self._shardings = shardings
         self._planners: dict[tuple[NamedSharding, bool], Planner] = {}
+        self._local_planners: dict[NamedSharding | None, LocalPlanner] = {}
         self._shelves: dict[Any, Shelf] = {}
 
     def has(self, device: Any) -> bool:
@@ -54,7 +57,7 @@ class Home:
 
     def planners(self) -> list[Planner]:
         """All its planners."""
-        return [self.planner, self.exact_planner, *self._planners.values()]
+        return [self.planner, self.exact_planner, *self._planners.values(), *self._local_planners.values()]
 
     def planner_for(self, ragged: Any) -> Planner:
         """A planner of batches with ragged axes of their own."""
@@ -68,6 +71,21 @@ class Home:
         if found is None:
             ragged = None if exact else self._ragged
             found = self._planners[device, exact] = Planner(ragged, self.landing, self.arena.shelf, device)
+        return found
+
+    def local_planner_on(self, device: Any) -> LocalPlanner:
+        """The planner of batches of which each process has its own part.
+
+        Raises:
+            ValueError: Where the pool has no shardings.
+        """
+        shardings = device if isinstance(device, NamedSharding) else self._shardings
+        if shardings is None or not isinstance(self.landing, ShardedLanding):
+            raise ValueError("local=True is for a pool with a sharding over the devices of several processes")
+        key = device if isinstance(device, NamedSharding) else None
+        found = self._local_planners.get(key)
+        if found is None:
+            found = self._local_planners[key] = LocalPlanner(self._ragged, self.landing, self.arena.shelf, shardings)
         return found
 
     def shelf(self, shape: Any, dtype: Any, device: Any = None) -> Shelf:

@@ -1,7 +1,9 @@
-"""Size classes on a mesh: which shapes a sharding can have, and the classes that a sharded axis allows."""
+"""Shapes on a mesh: which a sharding can have, the classes that it allows, and what a process has of them."""
 
+import functools
 import math
 
+import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ._request import INT32, Ragged, SizeClass
@@ -71,3 +73,46 @@ def size_of(sharding: NamedSharding | None) -> SizeClass:
 def replicated(sharding: NamedSharding) -> NamedSharding:
     """The sharding of the same mesh that gives each device all of an array."""
     return NamedSharding(sharding.mesh, PartitionSpec())
+
+
+def global_shape(shape: tuple[int, ...], sharding: NamedSharding | None, name: str) -> tuple[int, ...]:
+    """The shape of the global array of which a process has a part of `shape`.
+
+    Raises:
+        ValueError: Where the sharding does not suit it.
+    """
+    if sharding is None:
+        return shape
+    if len(sharding.spec) > len(shape):
+        raise ValueError(
+            f"{name} has rank {len(shape)}, and its sharding {sharding.spec} is for at least {len(sharding.spec)} axes"
+        )
+    found: list[int] = []
+    for axis, n in enumerate(shape):
+        shards = shards_along(sharding, axis)
+        mine = len(_starts(sharding, len(shape), axis))
+        if n % mine:
+            raise ValueError(
+                f"axis {axis} of {name} has size {n} in process {jax.process_index()}, which has {mine} of the "
+                f"{shards} shards of {sharding.spec} and so must have a multiple of {mine}"
+            )
+        found.append(n * shards // mine)
+    return tuple(found)
+
+
+def local_index(index: tuple[slice, ...], sharding: NamedSharding) -> tuple[slice, ...]:
+    """Where a part of a global array is in its process's share of it, in which the parts lie in their order."""
+    found: list[slice] = []
+    for axis, part in enumerate(index):
+        extent = part.stop - part.start
+        place = _starts(sharding, len(index), axis).index(part.start // extent) if extent else 0
+        found.append(slice(place * extent, (place + 1) * extent))
+    return tuple(found)
+
+
+@functools.cache
+def _starts(sharding: NamedSharding, rank: int, axis: int) -> list[int]:
+    """The numbers of this process's shards along an axis."""
+    counts = tuple([shards_along(sharding, i) for i in range(rank)])
+    indices = sharding.addressable_devices_indices_map(counts).values()
+    return sorted({index[axis].indices(counts[axis])[0] for index in indices if index})

@@ -194,6 +194,8 @@ class BufferPool(Upkeep):
         with_sizes: bool = False,
         *,
         device: Any = None,
+        local: bool = False,
+        extent: int | None = None,
         cancel: CancelToken | None = None,
         planner: Planner | None = None,
     ) -> Any:
@@ -207,6 +209,11 @@ class BufferPool(Upkeep):
             with_sizes: Whether to return ``(batch, sizes)``.
             device: Where it is to lie: one of the pool's devices, where it has several, and None is the first; in a
                 pool of shardings a `jax.sharding.NamedSharding` for all leaves in place of the pool's own.
+            local: Whether the batch is just this process's part of the global one, as
+                `jax.make_array_from_process_local_data` takes it; then each process lands its own. Ragged axes get the
+                class of the longest of all processes, whose length the sizes are: to find it they exchange a few bytes,
+                so that each must put in the same order.
+            extent: With `local`, the length of ragged axes that all processes know, which spares them that.
             cancel: Lets another thread end a wait.
             planner: What `planner_for` returned, for a batch whose ragged axes are not those of the pool.
 
@@ -234,7 +241,10 @@ class BufferPool(Upkeep):
             home = self.home(device)
             planner = planner or home.planner_on(device)
         arena, landing = home.arena, home.landing
-        plan, values, requested, rags = planner.plan(batch, with_sizes)
+        if local:
+            plan, values, requested, rags = home.local_planner_on(device).plan_part(batch, with_sizes, extent)
+        else:
+            plan, values, requested, rags = planner.plan(batch, with_sizes)
         holder = Holder()
         loan = arena.loan(holder, cancel, True)
         try:

@@ -17,6 +17,7 @@ import numpy as np
 from ._compiles import CompileCounter
 from ._donation import DonatedLanding
 from ._landing import Landing, Rag
+from ._mesh import local_index
 from ._private import assembler
 from ._programs import WIDE, Programs, run, run_with_host, undisturbed, within
 from ._request import SizeClass
@@ -34,11 +35,13 @@ class Part:
         landing: The device's landing.
         shelf: A shelf of its own shape, which gives the part's slots their class; it keeps none.
         index: Which part of the global array it is.
+        local: Which part of what this process has of it.
     """
 
     landing: DonatedLanding
     shelf: Shelf
     index: Index
+    local: Index
 
 
 @attrs.frozen(eq=False)
@@ -49,13 +52,13 @@ class Batch:
         landing: The device's landing.
         prepared: What it prepared for them.
         number: The place of the device among the parts of each slot.
-        leaves: The place of each leaf in the batch, and which part of it the device holds.
+        leaves: The place of each leaf in the batch, which part of it the device holds, and where that is in the value.
     """
 
     landing: DonatedLanding
     prepared: Any
     number: int
-    leaves: tuple[tuple[int, Index], ...]
+    leaves: tuple[tuple[int, Index, Index], ...]
 
 
 class _Moves(threading.local):
@@ -129,7 +132,8 @@ class ShardedLanding(Landing):
         donor.drop_buffer()
         self._put_together(slot)
 
-    def prepare(self, classes: Sequence[SizeClass]) -> tuple[Batch, ...]:
+    def prepare(self, classes: Sequence[SizeClass], local: bool = False) -> tuple[Batch, ...]:
+        """As `Landing.prepare`; with `local` for values that are this process's part of the whole."""
         groups: dict[tuple[DonatedLanding, int], list[tuple[int, Part]]] = {}
         for leaf, size_class in enumerate(classes):
             for number, part in enumerate(self._layout(size_class)):
@@ -140,7 +144,7 @@ class ShardedLanding(Landing):
                     landing,
                     landing.prepare([part.shelf.size_class for _, part in members]),
                     number,
-                    tuple([(leaf, part.index) for leaf, part in members]),
+                    tuple([(leaf, part.index, part.local if local else part.index) for leaf, part in members]),
                 )
                 for (landing, number), members in groups.items()
             ]
@@ -148,8 +152,8 @@ class ShardedLanding(Landing):
 
     def land(self, prepared: Sequence[Batch], slots: Sequence[Slot], values: Sequence[Any], rag: Rag | None) -> None:
         for batch in prepared:
-            pieces = [_parts(slots[leaf])[batch.number] for leaf, _ in batch.leaves]
-            mine = [_piece(values[leaf], index) for leaf, index in batch.leaves]
+            pieces = [_parts(slots[leaf])[batch.number] for leaf, _, _ in batch.leaves]
+            mine = [_piece(values[leaf], source) for leaf, _, source in batch.leaves]
             part_rag = None if rag is None else _rag_of(rag, batch.leaves[0][1])
             batch.landing.land(batch.prepared, pieces, mine, part_rag)
         for slot in slots:
@@ -290,9 +294,10 @@ class ShardedLanding(Landing):
             indices = sharding.addressable_devices_indices_map(shape)
             parts: list[Part] = []
             for device in sorted(indices, key=lambda d: d.id):
-                bounds = [slice(*i.indices(n)[:2]) for i, n in zip(indices[device] or (), shape, strict=True)]
+                bounds = tuple([slice(*i.indices(n)[:2]) for i, n in zip(indices[device] or (), shape, strict=True)])
                 memory_kind = None if kind in (None, device.default_memory().kind) else kind
-                parts.append(Part(self._landing(device, memory_kind), shelf, tuple(bounds)))
+                local = local_index(bounds, sharding)
+                parts.append(Part(self._landing(device, memory_kind), shelf, bounds, local))
             found = self._layouts[size_class] = tuple(parts)
         return found
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import jax
 import numpy as np
 
-from ._batch import Planner
+from ._batch import Planned
 from ._compiles import Watch
 from ._home import Home, land_again
 from ._refusals import unsteady
@@ -99,13 +99,23 @@ class Step:
         if self._compiled is not None:
             self._judge(kind is None)
 
-    def put(self, batch: Any, with_sizes: bool = False, *, device: Any = None) -> Any:
+    def put(
+        self,
+        batch: Any,
+        with_sizes: bool = False,
+        *,
+        device: Any = None,
+        local: bool = False,
+        extent: int | None = None,
+    ) -> Any:
         """Lands a batch, as `BufferPool.put` does; its arrays go back when the step ends.
 
         Args:
             batch: A pytree of arrays.
             with_sizes: Whether to return ``(batch, sizes)``.
             device: Where it is to lie, as for `BufferPool.put`.
+            local: Whether it is this process's part, as for `BufferPool.put`.
+            extent: A length that all processes know, as for `BufferPool.put`.
 
         Returns:
             The same pytree of `jax.Array`, ragged axes padded to their size class; with `with_sizes` also the batch's
@@ -118,7 +128,13 @@ class Step:
             TypeError: For a leaf that JAX cannot hold.
         """
         home = self._home(device)
-        return self._put(home, home.planner_on(device), batch, with_sizes)
+        if self._state != "open":
+            self._refuse("put")
+        if local:
+            planned = home.local_planner_on(device).plan_part(batch, with_sizes, extent)
+        else:
+            planned = home.planner_on(device).plan(batch, with_sizes)
+        return self._put(home, planned, with_sizes)
 
     def zeros(self, shape: Any, dtype: Any = None, *, device: Any = None) -> jax.Array:
         """An array of zeros of exactly this shape, as `jax.numpy.zeros`; float32 unless told otherwise."""
@@ -157,7 +173,9 @@ class Step:
         if dtype is not None:
             value = value.astype(canonical_dtype(dtype))
         home = self._home(device)
-        return self._put(home, home.planner_on(device, exact=True), value, False)
+        if self._state != "open":
+            self._refuse("a factory")
+        return self._put(home, home.planner_on(device, exact=True).plan(value, False), False)
 
     def keep(self, tree: Any) -> Any:
         """Takes arrays drawn in this step out of the pool for good; each one's slot gets a new buffer.
@@ -227,11 +245,9 @@ class Step:
             "are no slots and need not be kept, and an array is kept once"
         )
 
-    def _put(self, home: Home, planner: Planner, batch: Any, with_sizes: bool) -> Any:
-        if self._state != "open":
-            self._refuse("put")
+    def _put(self, home: Home, planned: Planned, with_sizes: bool) -> Any:
         arena, landing = home.arena, home.landing
-        plan, values, requested, rags = planner.plan(batch, with_sizes)
+        plan, values, requested, rags = planned
         holder = StepHolder()
         holder.lock = self._lock
         loan = arena.loan(holder, None, True)

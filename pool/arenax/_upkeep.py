@@ -1,15 +1,17 @@
 """What a pool is asked about itself, and the care that is taken of it: figures, recordings, checks, the end."""
 
 import contextlib
+import importlib
 import os
 import weakref
 from collections.abc import Generator, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 from ._compiles import CompileCounter
 from ._home import Home
 from ._measure import JointMeter, Measure
-from ._record import Recorder, from_environment
+from ._record import VARIABLE, Recorder, from_environment
 from ._refusals import unsteady
 from ._stats import Stats, human_bytes
 from ._trace import Trace
@@ -156,6 +158,57 @@ class Upkeep:
         finally:
             recorder.over = True
             self._end_recording(recorder)
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Writes a page on where memory is lost with what was recorded so far, and whether this pool saves any.
+
+        It is what ``arenax lab`` says of a recording: the same loans under XLA's allocator and others, which are
+        simulated, and with a plan that is fitted to them. It takes seconds to minutes; the recording goes on meanwhile,
+        and what comes in is not in it. Of several recordings, the one that began last is taken; the loans of a pool
+        with several devices are told as those of one.
+
+        Args:
+            path: A folder, made where there is none: the page is its `report.html`, with `report.json` and a picture
+                of each chart beside it. Or the page itself, with a name that ends in ``.html``.
+
+        Returns:
+            The path of the page.
+
+        Raises:
+            RuntimeError: Where no recording runs.
+            ValueError: Where it holds no loan yet.
+            ImportError: Without ``pip install "arenax[tools]"``.
+            OSError: Where the files cannot be written.
+
+        Example:
+            >>> import arenax, numpy as np, tempfile
+            >>> with tempfile.TemporaryDirectory() as folder, arenax.BufferPool() as pool, pool.record():
+            ...     for n in (5, 7, 12):
+            ...         with pool.step() as step:
+            ...             x = step.put(np.ones(n, np.float32))
+            ...     print(pool.report(folder).name)
+            report.html
+        """
+        recorders = self.arena.recorders
+        if not recorders:
+            raise RuntimeError(
+                f"pool {self.name!r} records nothing, so there is nothing to report: call report inside "
+                f"`with pool.record():`, or set {VARIABLE}=FILE in the environment"
+            )
+        # The one place where the pool knows of the stress package. Its modules need what `import arenax` never does, so
+        # they are looked for only now; and by name, so that no tool takes them for something that the pool needs.
+        try:
+            lab = importlib.import_module("arenax_stress._lab_report")
+        except ImportError as e:
+            raise ImportError(f'pool.report needs the tools ({e}): pip install "arenax[tools]"') from e
+        for home in self.homes:
+            home.arena.write_recording(recorders[-1])
+        # Read once: the trace that `record` gives reads its file again on every look.
+        trace = recorders[-1].read()
+        trace.name = self.name
+        page: Path = lab.page_of(path)
+        lab.write_report(trace, page)
+        return page
 
     def trim(self, to_bytes: int = 0) -> int:
         """Frees idle slots, those that are of least use first, until no more than `to_bytes` are reserved.
