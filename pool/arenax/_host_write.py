@@ -54,6 +54,29 @@ class HostWrite(DonatedLanding):
         else:
             self._copy(slot, value, rag, part)
 
+    @staticmethod
+    def land_parts(
+        landings: Sequence["HostWrite"], programs: Sequence[Program], slots: Sequence[Slot], values: Sequence[Any]
+    ) -> None:
+        """As `land` of one value on each of several devices: all are donated before the first is waited for."""
+        olds: list[Any] = []
+        for landing, slot in zip(landings, slots, strict=True):
+            old = slot.array
+            if old is None or old.is_deleted() or ((slot.unproven or slot.writers) and not landing.is_whole(slot)):
+                raise SlotLost(_LOST)
+            olds.append(old)
+        for program, slot, old in zip(programs, slots, olds, strict=True):
+            slot.array = run(program, old)
+        for landing, slot, old, value in zip(landings, slots, olds, values, strict=True):
+            array = slot.array
+            if array is old or array.unsafe_buffer_pointer() != slot.address:
+                landing._find_moved((slot,), (old,))
+            array.block_until_ready()
+            if slot.view is not None and slot.shelf.nbytes < PARALLEL_BYTES:
+                slot.contents, slot.view[...] = None, value
+            else:
+                landing._copy(slot, value, None)
+
     def _land_all(self, program: Program, slots: Sequence[Slot], values: Sequence[Any]) -> None:
         olds: list[Any] = []
         for slot in slots:

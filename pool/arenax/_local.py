@@ -12,7 +12,7 @@ from ._batch import Planned, Planner, label
 from ._landing import Rag
 from ._mesh import global_shape
 from ._request import SizeClass
-from ._sharded import Batch, ShardedLanding
+from ._sharded import Prepared, ShardedLanding
 
 
 class LocalPlanner(Planner):
@@ -91,9 +91,7 @@ class LocalPlanner(Planner):
         if extent is not None:
             for n, i in zip(mine, ragged, strict=True):
                 if n > extent:
-                    raise ValueError(
-                        f"{named[i][0]} has {n} steps along its ragged axis, above the extent {extent}"
-                    )
+                    raise ValueError(f"{named[i][0]} has {n} steps along its ragged axis, above the extent {extent}")
             return [extent] * len(mine)
         if not mine or jax.process_count() == 1:
             return mine
@@ -107,7 +105,7 @@ class _Local:
     def __init__(self, landing: ShardedLanding) -> None:
         self._landing = landing
 
-    def prepare(self, classes: Sequence[SizeClass]) -> tuple[Batch, ...]:
+    def prepare(self, classes: Sequence[SizeClass]) -> Prepared:
         return self._landing.prepare(classes, local=True)
 
 

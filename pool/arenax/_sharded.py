@@ -7,7 +7,7 @@ sharding is the same object each time.
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import attrs
 import jax
@@ -16,6 +16,7 @@ import numpy as np
 
 from ._compiles import CompileCounter
 from ._donation import DonatedLanding
+from ._host_write import HostWrite
 from ._landing import Landing, Rag
 from ._mesh import local_index
 from ._private import assembler
@@ -59,6 +60,32 @@ class Batch:
     prepared: Any
     number: int
     leaves: tuple[tuple[int, Index, Index], ...]
+
+
+@attrs.frozen(eq=False)
+class Prepared:
+    """Leaves of a batch on all devices.
+
+    Attributes:
+        batches: Those of each device.
+        hosts: Where it is one leaf that is written straight into the memory of each device, the landings; else empty.
+        programs: Their programs.
+        sources: Where each one's part is in the value.
+    """
+
+    batches: tuple[Batch, ...]
+    hosts: tuple[HostWrite, ...] = ()
+    programs: tuple[Any, ...] = ()
+    sources: tuple[Index, ...] = ()
+
+    @classmethod
+    def of(cls, batches: Sequence[Batch], leaf_count: int) -> Self:
+        """Returns the batches, and what is known of them ahead."""
+        hosts = [batch.landing for batch in batches if isinstance(batch.landing, HostWrite)]
+        if leaf_count != 1 or len(hosts) < len(batches):
+            return cls(tuple(batches))
+        programs, sources = [b.prepared for b in batches], [b.leaves[0][2] for b in batches]
+        return cls(tuple(batches), tuple(hosts), tuple(programs), tuple(sources))
 
 
 class _Moves(threading.local):
@@ -132,34 +159,47 @@ class ShardedLanding(Landing):
         donor.drop_buffer()
         self._put_together(slot)
 
-    def prepare(self, classes: Sequence[SizeClass], local: bool = False) -> tuple[Batch, ...]:
+    def prepare(self, classes: Sequence[SizeClass], local: bool = False) -> Prepared:
         """As `Landing.prepare`; with `local` for values that are this process's part of the whole."""
         groups: dict[tuple[DonatedLanding, int], list[tuple[int, Part]]] = {}
         for leaf, size_class in enumerate(classes):
             for number, part in enumerate(self._layout(size_class)):
                 groups.setdefault((part.landing, number), []).append((leaf, part))
-        return tuple(
-            [
-                Batch(
-                    landing,
-                    landing.prepare([part.shelf.size_class for _, part in members]),
-                    number,
-                    tuple([(leaf, part.index, part.local if local else part.index) for leaf, part in members]),
-                )
-                for (landing, number), members in groups.items()
-            ]
-        )
+        batches = [
+            Batch(
+                landing,
+                landing.prepare([part.shelf.size_class for _, part in members]),
+                number,
+                tuple([(leaf, part.index, part.local if local else part.index) for leaf, part in members]),
+            )
+            for (landing, number), members in groups.items()
+        ]
+        return Prepared.of(batches, len(classes))
 
-    def land(self, prepared: Sequence[Batch], slots: Sequence[Slot], values: Sequence[Any], rag: Rag | None) -> None:
+    def land(self, prepared: Prepared, slots: Sequence[Slot], values: Sequence[Any], rag: Rag | None) -> None:
+        if prepared.hosts and rag is None:
+            slot, value = slots[0], values[0]
+            pieces = [value[index] if index else value for index in prepared.sources]
+            HostWrite.land_parts(prepared.hosts, prepared.programs, _parts(slot), pieces)
+            slot.contents = None
+            self._put_together(slot)
+            if self._moves.causes:
+                self._tell(slot)
+            return
+        self._land_each(prepared.batches, slots, values, rag)
+        for slot in slots:
+            slot.contents = None if rag is None else (rag.axis, rag.size, rag.pad.tobytes())
+            self._put_together(slot)
+        self._tell(slots[0])
+
+    def _land_each(
+        self, prepared: Sequence[Batch], slots: Sequence[Slot], values: Sequence[Any], rag: Rag | None
+    ) -> None:
         for batch in prepared:
             pieces = [_parts(slots[leaf])[batch.number] for leaf, _, _ in batch.leaves]
             mine = [_piece(values[leaf], source) for leaf, _, source in batch.leaves]
             part_rag = None if rag is None else _rag_of(rag, batch.leaves[0][1])
             batch.landing.land(batch.prepared, pieces, mine, part_rag)
-        for slot in slots:
-            slot.contents = None if rag is None else (rag.axis, rag.size, rag.pad.tobytes())
-            self._put_together(slot)
-        self._tell(slots[0])
 
     def land_array(self, slot: Slot, value: jax.Array, rag: Rag | None) -> None:
         sharding = slot.size_class.sharding
