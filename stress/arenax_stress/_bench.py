@@ -84,6 +84,10 @@ def _device_arguments(bench: argparse.ArgumentParser) -> None:
     bench.add_argument("--steps", type=at_least(1), help="steps in which addresses are watched (default: 10000)")
 
 
+def _sharded_arguments(bench: argparse.ArgumentParser) -> None:
+    _sizes(bench, [8 * KIB, 64 * KIB, MIB, 16 * MIB], "sizes on each device", quick=MIB)
+
+
 def _fit_arguments(bench: argparse.ArgumentParser) -> None:
     bench.add_argument("--lengths", type=at_least(1), help="how many lengths (default: 1000000)")
     bench.add_argument("--classes", type=at_least(1), default=16, help="the most size classes (default: 16)")
@@ -189,6 +193,12 @@ def _device(args: argparse.Namespace, clock: "Clock", sizes: list[int]) -> "list
     return measure_device(clock, Plan(sizes, args.chunks, ring, steps, args.rounds, args.quick))
 
 
+def _sharded(args: argparse.Namespace, clock: "Clock", sizes: list[int]) -> "list[Table]":
+    from ._bench_sharded import measure_sharded
+
+    return [measure_sharded(clock, sizes, args.rounds, args.quick)]
+
+
 def _fit(args: argparse.Namespace, clock: "Clock", _: list[int]) -> "list[Table]":
     from ._bench_fit import measure_fit
 
@@ -227,6 +237,11 @@ BENCHES: dict[
         _lease,
     ),
     "tree": ("batches of 1 to 50 small leaves", _tree_arguments, _tree),
+    "sharded": (
+        "one leaf over all devices of this process, from 8 KiB to 16 MiB on each: device_put, the pool, a step",
+        _sharded_arguments,
+        _sharded,
+    ),
     "device": (
         "what only an accelerator can tell: ring, pinned memory, overlap, addresses, memory; runs on CPU too",
         _device_arguments,

@@ -84,9 +84,7 @@ def write(lab: Laboratory, path: str | os.PathLike[str], command: str = "") -> V
         path: A folder, or the page itself.
         command: What makes the page again.
     """
-    page = Path(path)
-    if page.suffix.lower() not in (".html", ".htm"):
-        page = page / PAGE
+    page = page_of(path)
     page.parent.mkdir(parents=True, exist_ok=True)
     said, drawn, version = verdict(lab.findings), charts(lab), importlib.metadata.version("arenax")
     text = render(Page(lab.findings, said, drawn, class_legend(lab), command, version))
@@ -96,6 +94,18 @@ def write(lab: Laboratory, path: str | os.PathLike[str], command: str = "") -> V
     found = figures(lab.findings, said) | {"arenax": version, "command": command}
     (page.parent / FIGURES).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return said
+
+
+def page_of(path: str | os.PathLike[str]) -> Path:
+    """Returns where `write_report` puts the page: `path` itself where its name is that of one, or in that folder.
+
+    Example:
+        >>> from arenax_stress._lab_report import page_of
+        >>> page_of("run.html").as_posix(), page_of("lab").as_posix()
+        ('run.html', 'lab/report.html')
+    """
+    page = Path(path)
+    return page if page.suffix.lower() in (".html", ".htm") else page / PAGE
 
 
 def figures(findings: Findings, said: Verdict) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Sequence
 from random import Random
+from typing import Any
 
 import attrs
 import numpy as np
@@ -24,7 +25,7 @@ from ._soak_faults import Faults
 from ._soak_leases import add
 from ._soak_ledger import Ledger
 from ._soak_report import Failure, Report
-from ._soak_steps import endure
+from ._soak_steps import Endurance, endure
 from ._soak_values import RAGGED, Kind, make_batches, make_kinds, pattern
 from ._soak_worker import WEIGHTS, Worker
 
@@ -32,11 +33,18 @@ MODES = ("grow", "spill", "wait", "raise")
 # An operation takes milliseconds, a compile less than a second: a thread that is silent for so long is in a deadlock.
 HANG_SECONDS = 60.0
 Progress = Callable[[str, float, int], None]
+Observe = Callable[[arenax.BufferPool], contextlib.AbstractContextManager[object]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``arenax stress``."""
-    parser.add_argument("--seconds", type=seconds, default=10.0, help="how long (default 10)")
+    lasts = parser.add_mutually_exclusive_group()
+    lasts.add_argument("--seconds", type=seconds, default=10.0, help="how long (default 10)")
+    lasts.add_argument(
+        "--hours",
+        type=seconds,
+        help="for so long, with --faults and a loader whose workers are killed; a line a minute, and a page at its end",
+    )
     parser.add_argument("--seed", type=int, default=None, help="repeats a run (default: a new one)")
     parser.add_argument("--threads", type=at_least(1), default=2, help="threads that use the pool at once (default 2)")
     parser.add_argument("--classes", type=at_least(1), default=6, help="kinds of array in play (default 6)")
@@ -63,6 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=at_least(1),
         help="instead, so many small puts and steps in one thread, after which the process may not have grown",
     )
+    parser.add_argument(
+        "--page", metavar="DIR", default="arenax-lab", help="where the page of --hours goes (default arenax-lab)"
+    )
     parser.add_argument("--json", type=new_file(".json"), metavar="FILE", help="write the report to this file as well")
 
 
@@ -84,6 +95,11 @@ def run(args: argparse.Namespace) -> int:
 
     console = Console()
     seed = int(time.time_ns() // 1000 % 1_000_000) if args.seed is None else args.seed
+    if args.hours is not None:
+        if args.steps is not None or args.operations is not None:
+            print("arenax stress: --hours goes without --steps and --operations", file=sys.stderr)
+            return 2
+        return _finish(args, console, _for_hours(args, console, seed))
     with _bar(console, args.seconds if args.steps is None else None) as progress:
         report = (
             endure(args.steps, seed, progress)
@@ -101,6 +117,26 @@ def run(args: argparse.Namespace) -> int:
                 progress=progress,
             )
         )
+    return _finish(args, console, report)
+
+
+def _for_hours(args: argparse.Namespace, console: Any, seed: int) -> Report:
+    from ._soak_hours import soak_for_hours  # It imports this module.
+
+    return soak_for_hours(
+        args.hours,
+        seed=seed,
+        threads=args.threads,
+        classes=args.classes,
+        budget=args.budget,
+        modes=args.modes,
+        omit=args.omit,
+        page=args.page,
+        say=lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
+    )
+
+
+def _finish(args: argparse.Namespace, console: Any, report: Report | Endurance) -> int:
     report.show(console)
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
@@ -121,6 +157,7 @@ def soak(
     operations: int | None = None,
     faults: bool = False,
     progress: Progress | None = None,
+    observe: Observe | None = None,
 ) -> Report:
     """Uses pools at random from several threads, one pool for each mode, and verifies all that is read back.
 
@@ -138,6 +175,7 @@ def soak(
         operations: Operations of each thread in each mode; None for as many as there is time for.
         faults: Whether random phases of random operations fail.
         progress: Called now and then with the mode, the seconds since the start and the operations done.
+        observe: Called with the pool of each mode, for a scope that lasts as long as the threads use it.
 
     Returns:
         The report; ``exit_status`` says how it went.
@@ -161,7 +199,7 @@ def soak(
             if report.failures or report.interrupted:
                 break
             deadline = start + seconds * (i + 1) / len(modes)
-            phase = _Phase(report, mode, kinds, budget, deadline, operations, omit)
+            phase = _Phase(report, mode, kinds, budget, deadline, operations, omit, observe)
             try:
                 phase.run(lambda mode, done: progress(mode, time.monotonic() - start, done) if progress else None)
             except KeyboardInterrupt:  # Before its threads began, or after their end.
@@ -181,6 +219,7 @@ class _Phase:
     deadline: float
     operations: int | None
     omit: Collection[str]
+    observe: Observe | None = None
 
     def run(self, progress: Callable[[str, int], None]) -> None:
         """Runs the phase, and adds what it did to the report."""
@@ -202,7 +241,8 @@ class _Phase:
         threads = [threading.Thread(target=w.work, args=(self.operations,), daemon=True) for w in workers]
         for thread in threads:
             thread.start()
-        self._watch(threads, workers, stop, progress)
+        with contextlib.nullcontext() if self.observe is None else self.observe(pool):
+            self._watch(threads, workers, stop, progress)
         hung = any(thread.is_alive() for thread in threads)
         for worker in workers:
             if not hung:  # Else this thread might wait for a lock of theirs.

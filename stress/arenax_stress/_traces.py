@@ -110,6 +110,34 @@ class Trace(arenax.Trace):
             raise TypeError(f"device must be an integer, got {device!r}")
         return _snapshot.read(Path(path).read_bytes(), str(path), device).build(cls, Path(path).stem)
 
+    def to_pytorch_snapshot(self, path: str | os.PathLike[str]) -> None:
+        r"""Writes it as ``torch.cuda.memory._dump_snapshot()`` would, for the viewer at pytorch.org/memory_viz.
+
+        A trace has no addresses: the buffers lie where XLA's allocator, simulated in one region without bounds, would
+        put them. Where the requests are known, the size class of each stands in the viewer as the function that
+        allocated it. Threads are not in a snapshot, and times are in it to the microsecond.
+
+        Args:
+            path: The file, by custom with the suffix ``.pickle``.
+
+        Raises:
+            OSError: Where the file cannot be written.
+
+        Example:
+            >>> import pathlib, tempfile
+            >>> from arenax_stress import Trace
+            >>> trace = Trace.from_events([("allocate", "a", 512), ("allocate", "b", 100), ("free", "a", 512)])
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = pathlib.Path(folder, "run.pickle")
+            ...     trace.to_pytorch_snapshot(path)
+            ...     [event[:3] for event in Trace.from_pytorch_snapshot(path)]
+            [('allocate', 0, 512), ('allocate', 1, 100), ('free', 0, 512)]
+        """
+        # Imported here: the simulators need an extra, and the readers do not.
+        from ._snapshot_writer import dumps
+
+        Path(path).write_bytes(dumps(self))
+
 
 def _intervals(file: TextIO, builder: TraceBuilder) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The three columns of numbers."""

@@ -330,6 +330,14 @@ def test_tree(tmp_path, capsys):
     assert rows[1]["put_seconds_per_leaf"] == pytest.approx(rows[1]["put_seconds"] / 5)
 
 
+def test_sharded(tmp_path, capsys):
+    done = bench(tmp_path, capsys, "sharded", "--sizes", "1KiB", "64KiB", "--rounds", 3)
+    rows = done.rows["sharded"]
+    assert [row["size_bytes"] for row in rows] == [1024, 64 * 1024]
+    assert_quotients(rows, "device_put_over_put", "device_put_over_step")
+    assert "8 devices" in done.out
+
+
 def test_device(tmp_path, capsys):
     options = ["--sizes", "4KiB", "128KiB", "--ring", "128KiB", "--chunks", "16KiB", "64KiB"]
     done = bench(tmp_path, capsys, "device", *options, "--steps", 150, "--rounds", 3, "--seconds", 100)
