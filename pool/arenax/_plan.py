@@ -127,7 +127,7 @@ class Plan:
             for capacity, slots in boundaries:
                 shape = tuple([capacity if n is None else n for n in family.shape])
                 classes.append(PlannedClass(SizeClass(shape, np.dtype(family.dtype)), axis, slots))
-        # The smallest first: reserved in this order, no large slot is put where it leaves a hole for small ones to come.
+        # Smallest first: so reserved, no large slot lies where it leaves a hole for the small ones to come.
         classes.sort(key=lambda c: c.size_class.nbytes)
         return cls(tuple(classes), trace.name, trace.peak_bytes)
 
