@@ -43,7 +43,7 @@ def placement_for(placement: Any, kind: str | None, counter: CompileCounter) -> 
         raise ValueError(f"landing must be None or one of {', '.join(KINDS)}, got {kind!r}")
     shardings = jax.tree.leaves(placement) if placement is not None else []
     if shardings and all(isinstance(s, jax.sharding.NamedSharding) for s in shardings):
-        return Placement((_sharded(shardings, kind, counter),), placement)
+        return Placement((_sharded(placement, shardings, kind, counter),), placement)
     if isinstance(placement, Sequence) and not isinstance(placement, str):
         places = [*cast(Sequence[Any], placement)]
         if not places:
@@ -53,7 +53,8 @@ def placement_for(placement: Any, kind: str | None, counter: CompileCounter) -> 
             raise ValueError(f"placement must have each device once, got {places}")
         _one_platform({getattr(landing.device, "platform", "fake") for landing in landings}, placement)
         return Placement(tuple(landings))
-    return Placement((_single(placement, kind, counter),))
+    landing = _single(placement, kind, counter)
+    return Placement((landing,), landing.placement if isinstance(landing, ShardedLanding) else None)
 
 
 def _single(placement: Any, kind: str | None, counter: CompileCounter) -> Landing:
@@ -98,13 +99,13 @@ def _make(
     return KINDS[kind or ("host" if is_host else "ring")](device, committed, counter)
 
 
-def _sharded(shardings: Sequence[Any], kind: str | None, counter: CompileCounter) -> Landing:
+def _sharded(placement: Any, shardings: Sequence[Any], kind: str | None, counter: CompileCounter) -> Landing:
     for sharding in shardings:
         if not sharding.addressable_devices:
             raise ValueError(f"placement {sharding} has no device of this process, {jax.process_index()}")
     _one_platform({d.platform for s in shardings for d in s.device_set}, shardings)
     return ShardedLanding(
-        shardings, lambda device, memory_kind: _make(device, True, memory_kind, kind, counter), counter
+        placement, lambda device, memory_kind: _make(device, True, memory_kind, kind, counter), counter
     )
 
 

@@ -99,15 +99,14 @@ class ShardedLanding(Landing):
     """Lands global arrays part by part.
 
     Args:
-        shardings: Those that the pool was given; all of them on devices of one platform.
+        placement: The pool's: a sharding or a pytree prefix of them, all of them on devices of one platform.
         make: Makes the landing of a device and a kind of memory.
         counter: Counts the compiles.
     """
 
-    def __init__(
-        self, shardings: Sequence[jax.sharding.NamedSharding], make: MakeLanding, counter: CompileCounter
-    ) -> None:
-        self.shardings = tuple(shardings)
+    def __init__(self, placement: Any, make: MakeLanding, counter: CompileCounter) -> None:
+        self.placement = placement
+        shardings: list[jax.sharding.NamedSharding] = jax.tree.leaves(placement)
         devices = sorted({d for s in shardings for d in s.addressable_devices}, key=lambda d: d.id)
         self._devices = tuple(devices)
         self.device = devices[0]

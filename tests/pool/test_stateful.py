@@ -58,6 +58,8 @@ class PoolMachine(RuleBasedStateMachine):
     leases: Bundle[Held] = Bundle("leases")
     steps: Bundle[OpenStep] = Bundle("steps")
 
+    copies = 1  # How many devices hold all of a slot.
+
     def make_device(self) -> Any:
         raise NotImplementedError
 
@@ -93,12 +95,12 @@ class PoolMachine(RuleBasedStateMachine):
         for size_class, stats in after.by_class.items():
             old = before.by_class.get(size_class)
             count = stats.spill_count - (old.spill_count if old else 0)
-            for _, h in [c for c in classes if c[0] == str(size_class)][::-1][:count]:
+            for _, h in [c for c in classes if c[0] == str(size_class).partition(" over")[0]][::-1][:count]:
                 h.pooled = False
 
     def drawn(self, before: arenax.Stats, arrays: list[Any], expected: list[Any], requested: list[int]) -> list[Held]:
         result = [
-            Held(a, e, e.nbytes if hasattr(e, "nbytes") else 0, r)
+            Held(a, e, (e.nbytes if hasattr(e, "nbytes") else 0) * self.copies, r * self.copies)
             for a, e, r in zip(arrays, expected, requested, strict=True)
         ]
         names = [f"{e.dtype.name}[{','.join(map(str, e.shape))}]" for e in expected]
@@ -413,6 +415,12 @@ class CpuMachine(PoolMachine):
         return self.landing
 
 
+class ReplicatedMachine(CpuMachine):
+    kind = "replicated"
+    landing: Any = None
+    copies = 2
+
+
 class RingMachine(CpuMachine):
     kind = "ring"
     landing: Any = None
@@ -425,3 +433,5 @@ TestCpu = CpuMachine.TestCase
 TestCpu.settings = hypothesis.settings(max_examples=2000 if _stress else 40, stateful_step_count=30)
 TestRing = RingMachine.TestCase
 TestRing.settings = TestCpu.settings
+TestReplicated = ReplicatedMachine.TestCase
+TestReplicated.settings = hypothesis.settings(max_examples=1000 if _stress else 20, stateful_step_count=30)
