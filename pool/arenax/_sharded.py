@@ -89,10 +89,10 @@ class Prepared:
 
 
 class _Moves(threading.local):
-    """What the landings of a thread have found moved, for the slot whose parts they are."""
+    """What the landings of a thread have found moved, by where the part now is, for the slot whose part it is."""
 
     def __init__(self) -> None:
-        self.causes: list[str] = []
+        self.causes: list[tuple[int, str]] = []
 
 
 class ShardedLanding(Landing):
@@ -189,7 +189,7 @@ class ShardedLanding(Landing):
         for slot in slots:
             slot.contents = None if rag is None else (rag.axis, rag.size, rag.pad.tobytes())
             self._put_together(slot)
-        self._tell(slots[0])
+        self._tell(*slots)
 
     def _land_each(
         self, prepared: Sequence[Batch], slots: Sequence[Slot], values: Sequence[Any], rag: Rag | None
@@ -317,7 +317,9 @@ class ShardedLanding(Landing):
                 found = self._landings.get(key)
                 if found is None:
                     found = self._make(device, memory_kind)
-                    found.moved = lambda _, cause: self._moves.causes.append(f"{cause}, on {device}")
+                    found.moved = lambda piece, cause: self._moves.causes.append(
+                        (piece.address, f"{cause}, on {device}")
+                    )
                     self._landings[key] = found
         return found
 
@@ -366,11 +368,13 @@ class ShardedLanding(Landing):
                 found = self._programs[sharding] = Programs(self.device, sharding, self._counter)
         return found
 
-    def _tell(self, slot: Slot) -> None:
-        """Has the arena know what the parts' landings have found moved."""
+    def _tell(self, *slots: Slot) -> None:
+        """Has the arena know what the parts' landings have found moved; what an exception left behind is of others."""
         causes, self._moves.causes = self._moves.causes, []
-        for cause in causes:
-            self.moved(slot, cause)
+        for address, cause in causes:
+            for slot in slots:
+                if any(piece.address == address for piece in _parts(slot)):
+                    self.moved(slot, cause)
 
 
 def _parts(slot: Slot) -> tuple[Slot, ...]:

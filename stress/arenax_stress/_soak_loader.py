@@ -145,6 +145,9 @@ def _torch(samples: Samples, pool: arenax.BufferPool) -> Iterator[Any]:
 
 def _grain(samples: Samples, pool: arenax.BufferPool) -> Iterator[Any]:
     grain: Any = importlib.import_module("grain")
+    flags: Any = importlib.import_module("absl.flags").FLAGS
+    if not flags.is_parsed():
+        flags.mark_as_parsed()  # grain starts no worker before.
     adapter: Any = importlib.import_module("arenax_adapters.grain")
     options = grain.MultiprocessingOptions(num_workers=WORKERS)
     return iter(adapter.batch_and_put(grain.MapDataset.source(samples), ROWS, pool=pool, options=options))
