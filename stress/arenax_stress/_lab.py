@@ -51,7 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"the most size classes ({MAX_CLASSES})",
     )
     parser.add_argument(
-        "--repeat", type=at_least(1), metavar="N", help="passes of the long run (as many as 100,000 events take)"
+        "--repeat",
+        type=at_least(1),
+        metavar="N",
+        help="passes of the long run (2 to 200, to make 100,000 events)",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("arenax-lab"), metavar="DIR", help="where the report goes (arenax-lab)"

@@ -43,7 +43,7 @@ def write_report(
         allocators: Of ``"bfc"``, ``"bfc_growing"``, ``"pytorch"``, ``"cupy"``, ``"rmm"``, ``"best_fit"``,
             ``"first_fit"``, ``"pool"`` and ``"plan"``, the pool with a plan.
         max_classes: The most size classes.
-        passes: How often the trace runs in the long run; None is as often as 100,000 events take, at least twice.
+        passes: How often the trace runs in the long run; None is as often as 100,000 events take, from 2 to 200 times.
         story: What the trace is, in words.
         progress: Called with what is being done, and how much of all is done.
 

@@ -41,7 +41,9 @@ SIGNATURES = {
         "debug=None"
     ),
     "BufferPool.reserve": "self, example, slots=3, *, device=None",
-    "BufferPool.put": "self, batch, with_sizes=False, *, device=None, cancel=None, planner=None",
+    "BufferPool.put": (
+        "self, batch, with_sizes=False, *, device=None, local=False, extent=None, cancel=None, planner=None"
+    ),
     "BufferPool.warm_up": "self, fn, spec, with_sizes=False",
     "BufferPool.planner_for": "self, ragged",
     "BufferPool.step": "self, strict=False, max_compiles=None",
@@ -66,7 +68,7 @@ SIGNATURES = {
     "SizeClasses.class_of": "self, n",
     "Ragged": "axis, size_classes, pad_value=0",
     "ArraySpec": "shape, dtype",
-    "Step.put": "self, batch, with_sizes=False, *, device=None",
+    "Step.put": "self, batch, with_sizes=False, *, device=None, local=False, extent=None",
     "Step.zeros": "self, shape, dtype=None, *, device=None",
     "Step.ones": "self, shape, dtype=None, *, device=None",
     "Step.full": "self, shape, fill_value, dtype=None, *, device=None",

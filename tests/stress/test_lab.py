@@ -25,6 +25,11 @@ from tests.stress.allocations import MIB, SHARED, public
 FEW = ["--events", "1500", "--repeat", "2"]
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+
+
 @pytest.fixture(scope="module")
 def phases() -> Laboratory:
     lab = Laboratory(WORKLOADS["phases"](events=1500), NAMES, passes=2)
