@@ -236,10 +236,9 @@ class Arena(Shortage):
         self._section.run(self._begin_recording, recorder)
 
     def end_recording(self, recorder: Recorder) -> None:
-        """Ends a recording and writes the rest of it; harmless where it has ended."""
+        """Takes part in a recording no more, and writes the rest of what came; harmless where it has ended."""
         self._section.run(self._end_recording, recorder)
         recorder.flush(self._section.run)
-        recorder.end()
         if recorder.error is not None:
             self._warn_once(recorder, lambda: refusals.unrecorded(self, recorder.error))
 

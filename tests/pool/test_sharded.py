@@ -2,6 +2,7 @@
 
 import gc
 import warnings
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -384,3 +385,14 @@ def test_a_step_draws_on_each_device_of_a_sequence() -> None:
     assert len(trace) == 6
     with pytest.raises(arenax.PoolClosed):
         pool.put(np.ones(4, np.float32), device=second)
+
+
+def test_a_recording_has_what_every_device_of_a_sequence_did(tmp_path: Path) -> None:
+    devices = jax.devices()[:3]
+    with arenax.BufferPool(devices) as pool:
+        with pool.record(tmp_path / "all.csv") as trace:
+            for device in devices:
+                x = pool.put(np.ones(4, np.float32), device=device)
+                del x
+    assert len(trace) == 3
+    assert not trace.live_bytes[-1]
