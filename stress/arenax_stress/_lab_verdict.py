@@ -245,7 +245,7 @@ def _remedies(findings: Findings) -> Iterator[str]:
     if facts.distinct_sizes > max(facts.classes, 1):
         yield (
             f"Where these sizes are shapes of a jitted function's arguments, a pool pays in another way: "
-            f"{facts.distinct_sizes:,} sizes are as many compilations, and {facts.classes} classes are "
+            f"{facts.distinct_sizes:,} sizes are as many compilations, and the size classes of a pool are "
             f"{facts.classes}. If they do not reach such a function, that is no reason either."
         )
     else:

@@ -58,7 +58,7 @@ def test_good_enough_without_a_pool() -> None:
         "the planned pool takes 1.30×, 280 MiB more."
     )
     # It says what a pool is good for nevertheless.
-    assert "500 sizes are as many compilations, and 16 classes are 16" in answer(said, "change")
+    assert "500 sizes are as many compilations, and the size classes of a pool are 16" in answer(said, "change")
 
 
 def test_few_sizes_compile_nothing_again() -> None:
