@@ -27,7 +27,7 @@ demo: $(TOOLS)
 
 # Under coverage always (cheap with its C tracer), so that `make coverage` needs no second run.
 test: $(DEV)
-	COVERAGE_FILE=$(VENV)/.coverage $(BIN)/python -m pytest -n $(JOBS) --cov --cov-report= $(PYTEST_ARGS)
+	COVERAGE_FILE=$(VENV)/.coverage $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --cov --cov-report= $(PYTEST_ARGS)
 
 stress: $(DEV)
 	HYPOTHESIS_PROFILE=stress $(BIN)/python -m pytest tests $(PYTEST_ARGS)

@@ -28,6 +28,7 @@ def main() -> int:
     parser.add_argument("--process", type=int, help="which one this is; without it all are started here")
     parser.add_argument("--coordinator", help="HOST:PORT of process 0")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--heartbeat", type=int, default=100, help="seconds after which a silent process is dead (100)")
     parser.add_argument("--dies", type=int, default=-1, help="the process that ends itself in the middle, for tests")
     parser.add_argument("--json", action="store_true", help="print the run as JSON")
     args = parser.parse_args()
@@ -52,7 +53,11 @@ def run(args: argparse.Namespace) -> int:
     import jax
 
     jax.distributed.initialize(
-        args.coordinator, args.processes, args.process, initialization_timeout=60, heartbeat_timeout_seconds=10
+        args.coordinator,
+        args.processes,
+        args.process,
+        initialization_timeout=60,
+        heartbeat_timeout_seconds=args.heartbeat,
     )
     plain, pooled = train(args, with_pool=False), train(args, with_pool=True)
     same = plain["losses"] == pooled["losses"] and plain["parameters"] == pooled["parameters"]

@@ -46,7 +46,7 @@ def test_training_is_bit_for_bit_that_without_the_pool_and_close_to_one_process(
 @pytest.mark.timeout(2 * SECONDS)
 def test_when_a_process_dies_the_others_end_with_an_error() -> None:
     environment = {**os.environ, "XLA_FLAGS": ""}
-    command = [sys.executable, str(EXAMPLE), "--processes", "2", "--devices", "1", "--dies", "1"]
+    command = [sys.executable, str(EXAMPLE), "--processes", "2", "--devices", "1", "--dies", "1", "--heartbeat", "5"]
     began = time.monotonic()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode != 0
