@@ -25,7 +25,8 @@ help:
 demo: $(TOOLS)
 	$(BIN)/arenax demo
 
-# Under coverage always (cheap with its C tracer), so that `make coverage` needs no second run.
+# Under coverage always (cheap with its C tracer), so that `make coverage` needs no second run. A file goes to one process:
+# what its tests share, compiled programs above all, is made once.
 test: $(DEV)
 	COVERAGE_FILE=$(VENV)/.coverage $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --cov --cov-report= $(PYTEST_ARGS)
 
