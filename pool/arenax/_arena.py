@@ -111,7 +111,7 @@ class Arena(Shortage):
                 section.throw_out(e)
                 raise
             section.inside = 0
-        if self.recorders:
+        if self._noted >= CHUNK:
             self._write_recordings()
         if slots is not None:
             return slots
@@ -248,10 +248,11 @@ class Arena(Shortage):
         recorder.flush(self._section.run)
 
     def _write_recordings(self) -> None:
+        self._noted = 0
         for recorder in self.recorders:
             if recorder.over:  # An interrupt has struck its end.
                 self.end_recording(recorder)
-            elif len(recorder.events) >= CHUNK:
+            else:
                 recorder.flush(self._section.run)
 
     def _watch(self, slot: Slot, array: Any) -> Loan:

@@ -53,6 +53,7 @@ class Policy:
         self._line: deque[Waiter] = deque()
         self._clock = 0.0
         self._turns = 0
+        self._noted = 0  # Events since recordings were last written.
 
     @property
     def is_steady(self) -> bool:
@@ -204,6 +205,7 @@ class Policy:
     def _note(self, begins: bool, slot: Slot, requested: int) -> None:
         """Has recordings note that a loan of a slot begins or ends; one that begins ends the last one of the slot."""
         event = (begins, get_ident(), time_ns(), id(slot), requested, slot.shelf)
+        self._noted += 1
         for recorder in self.recorders:
             recorder.events.append(event)
 

@@ -127,9 +127,12 @@ class Step:
             NoSizeClass: Where a ragged axis is above its largest class.
             TypeError: For a leaf that JAX cannot hold.
         """
-        home = self._home(device)
         if self._state != "open":
             self._refuse("put")
+        if device is None and not local:  # By itself, for the microseconds.
+            home = self._pool.homes[0]
+            return self._put(home, home.planner.plan(batch, with_sizes), with_sizes)
+        home = self._home(device)
         if local:
             planned = home.local_planner_on(device).plan_part(batch, with_sizes, extent)
         else:
