@@ -84,10 +84,10 @@ class Claim:
     __slots__ = ("__weakref__", "_base", "_header", "_mapping", "_pid", "_state")
 
     def __init__(self, header: Mapping, state: int, mapping: Mapping, base: int) -> None:
-        self._header: Mapping | None = header
         self._state = state
         self._mapping, self._base = mapping, base
         self._pid = os.getpid()
+        self._header: Mapping | None = header  # Last: what is interrupted before has nothing to release with.
 
     def array(self, place: Place) -> np.ndarray[Any, Any]:
         dtype = np.dtype(place.dtype)
@@ -108,7 +108,8 @@ class Claim:
             header.bytes()[self._state] = FREE
 
     def __del__(self) -> None:
-        self.release()
+        if hasattr(self, "_header"):
+            self.release()
 
 
 class _View:
