@@ -15,7 +15,7 @@ from ._call_site import call_site, caller
 from ._landing import is_out_of_memory
 from ._mend import mend
 from ._policy import SteadyScope
-from ._record import CHUNK, Recorder
+from ._record import CHUNK, Recorder, event_of
 from ._request import SizeClass
 from ._section import Section
 from ._shortage import Shortage
@@ -355,10 +355,9 @@ class Arena(Shortage):
 
     def _begin_recording(self, recorder: Recorder) -> None:
         self._settle()
-        before, self.recorders = self.recorders, (recorder,)
-        for slot in [slot for shelf in self.shelves.values() for slot in shelf.slots if slot.leased]:
-            self._note(True, slot, slot.requested)
-        self.recorders = (*before, recorder)
+        leased = [slot for shelf in self.shelves.values() for slot in shelf.slots if slot.leased]
+        recorder.events.extend([event_of(True, slot, slot.requested) for slot in leased])
+        self.recorders = (*self.recorders, recorder)
 
     def _end_recording(self, recorder: Recorder) -> None:
         self._settle()

@@ -5,14 +5,12 @@ exception may strike in any of them (a signal handler that raises): `_mend.mend`
 """
 
 import weakref
-from _thread import get_ident
 from collections import deque
 from collections.abc import Iterable, Sequence
 from queue import Empty, SimpleQueue
-from time import time_ns
 
 from . import _refusals as refusals
-from ._record import Recorder
+from ._record import Recorder, event_of
 from ._request import SizeClass
 from ._slot import Loan, Shelf, Slot
 from ._stats import Tally
@@ -204,7 +202,7 @@ class Policy:
 
     def _note(self, begins: bool, slot: Slot, requested: int) -> None:
         """Has recordings note that a loan of a slot begins or ends; one that begins ends the last one of the slot."""
-        event = (begins, get_ident(), time_ns(), id(slot), requested, slot.shelf)
+        event = event_of(begins, slot, requested)
         self._noted += 1
         for recorder in self.recorders:
             recorder.events.append(event)

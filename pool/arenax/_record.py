@@ -4,9 +4,11 @@ import os
 import tempfile
 import threading
 import weakref
+from _thread import get_ident
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from time import time_ns
 from typing import TextIO, cast
 
 from ._slot import Shelf, Slot
@@ -25,8 +27,13 @@ _taken: set[Path] = set()
 Event = tuple[bool, int, int, int, int, Shelf]
 
 
+def event_of(begins: bool, slot: Slot, requested: int) -> Event:
+    """The event that a loan of a slot begins or ends now, in this thread."""
+    return begins, get_ident(), time_ns(), id(slot), requested, slot.shelf
+
+
 class Recorder:
-    """One recording of one arena: events come in under the arena's lock, and are written outside of it.
+    """One recording of a pool: events come in under the arena's lock, and are written outside of it.
 
     The pointer of a slot is the number of its object, since its address is not known before its buffer is made. Times
     are written to the millisecond: a text that many events share.
