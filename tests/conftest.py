@@ -4,7 +4,7 @@ import gc
 import importlib
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import hypothesis
 import jax
 import pytest
+from coverage import Coverage
+
+POOL_TESTS = {Path(__file__).parent / "pool", Path(__file__).parents[1] / "pool"}
 
 # Whole packages first: pytest, asked for the doctests of one module, would import that module a second time.
 for _package in ("arenax", "arenax_adapters", "arenax_stress"):
@@ -70,6 +73,19 @@ class _AbsentExtras:
         needed = {"torch": "torch", "_torch_worker": "torch", "grain": "grain", "_grain_worker": "grain"}
         library = needed.get(collection_path.stem) if collection_path.parent.name == "arenax_adapters" else None
         return True if library and importlib.util.find_spec(library) is None else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Measures the coverage of the pool by its own tests alone: the tracer doubles what the simulators take."""
+    coverage = Coverage.current() if POOL_TESTS.isdisjoint(item.path.parents) else None
+    if coverage is None:
+        return (yield)
+    coverage.stop()
+    try:
+        return (yield)
+    finally:
+        coverage.start()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -15,7 +15,7 @@ from ._call_site import call_site, caller
 from ._landing import is_out_of_memory
 from ._mend import mend
 from ._policy import SteadyScope
-from ._record import CHUNK, Recorder, event_of
+from ._record import Event, Recorder
 from ._request import SizeClass
 from ._section import Section
 from ._shortage import Shortage
@@ -111,7 +111,8 @@ class Arena(Shortage):
                 section.throw_out(e)
                 raise
             section.inside = 0
-        if self._noted >= CHUNK:
+        recorders = self.recorders
+        if recorders and recorders[0].due:
             self._write_recordings()
         if slots is not None:
             return slots
@@ -248,7 +249,6 @@ class Arena(Shortage):
         recorder.flush(self._section.run)
 
     def _write_recordings(self) -> None:
-        self._noted = 0
         for recorder in self.recorders:
             if recorder.over:  # An interrupt has struck its end.
                 self.end_recording(recorder)
@@ -356,13 +356,24 @@ class Arena(Shortage):
     def _begin_recording(self, recorder: Recorder) -> None:
         self._settle()
         leased = [slot for shelf in self.shelves.values() for slot in shelf.slots if slot.leased]
-        recorder.events.extend([event_of(True, slot, slot.requested) for slot in leased])
-        self.recorders = (*self.recorders, recorder)
+        for slot in leased:
+            recorder.note((slot, slot.requested), time.monotonic())
+        self._record_with((*self.recorders, recorder))
 
     def _end_recording(self, recorder: Recorder) -> None:
         self._settle()
-        self.recorders = tuple(r for r in self.recorders if r is not recorder)
+        self._record_with(tuple(r for r in self.recorders if r is not recorder))
         recorder.spilled = set()
+
+    def _record_with(self, recorders: tuple[Recorder, ...]) -> None:
+        notes = [recorder.note for recorder in recorders]
+
+        def note_all(event: Event, now: float) -> None:
+            for note in notes:
+                note(event, now)
+
+        note = None if not notes else notes[0] if len(notes) == 1 else note_all
+        self.recorders, self._note = recorders, note  # Without a call, so that no interrupt comes between these two.
 
     def _read(self, read: Callable[[], Any]) -> Any:
         if self._line:  # The waiter on duty may have a return in its hand.

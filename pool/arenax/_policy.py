@@ -4,13 +4,14 @@ Every method runs under the arena's lock, is short, calls no user code, and leav
 exception may strike in any of them (a signal handler that raises): `_mend.mend` then rebuilds all that is derived.
 """
 
+import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from queue import Empty, SimpleQueue
 
 from . import _refusals as refusals
-from ._record import Recorder, event_of
+from ._record import Event, Recorder
 from ._request import SizeClass
 from ._slot import Loan, Shelf, Slot
 from ._stats import Tally
@@ -47,11 +48,12 @@ class Policy:
         self._steady_scopes: list[weakref.ref[SteadyScope]] = []
         self.closed = False
         self.recorders: tuple[Recorder, ...] = ()
+        # Has all of them note what happens at a time; None where there is none.
+        self._note: Callable[[Event, float], None] | None = None
         self._returned: SimpleQueue[Loan | None] = SimpleQueue()
         self._line: deque[Waiter] = deque()
         self._clock = 0.0
         self._turns = 0
-        self._noted = 0  # Events since recordings were last written.
 
     @property
     def is_steady(self) -> bool:
@@ -121,8 +123,8 @@ class Policy:
                 idle = whole.reserved_bytes - whole.leased_bytes + nbytes
                 if idle > whole.peak_idle_bytes:
                     whole.peak_idle_bytes = idle
-                if self.recorders:
-                    self._note(True, slot, slot.requested)
+                if self._note is not None:
+                    self._note(slot, loan.since)
                 return slots
         if len(slots) != len(shelves) or not slots:
             self._end(back)
@@ -163,8 +165,8 @@ class Policy:
             now = tally.requested_bytes = tally.requested_bytes + requested
             if now > tally.peak_requested_bytes:
                 tally.peak_requested_bytes = now
-        if self.recorders:
-            self._note(True, slot, requested)
+        if self._note is not None:
+            self._note((slot, requested), loan.since)
 
     def _count_writes(self, slots: Sequence[Slot], requested: Sequence[int]) -> None:
         for slot, nbytes in zip(slots, requested, strict=False):
@@ -177,11 +179,11 @@ class Policy:
             if slot.loan is not loan:
                 continue
             shelf, slot.loan = slot.shelf, None
-            if self.recorders and (slot.leased or slot.spilled):
-                self._note(False, slot, slot.requested)
+            if self._note is not None and (slot.leased or slot.spilled):
+                self._note((slot, None), time.monotonic())
+            if slot.spilled:
                 for recorder in self.recorders:
                     recorder.spilled.discard(slot)
-            if slot.spilled:
                 slot.drop_buffer()
                 continue
             if slot.array is None:
@@ -199,13 +201,6 @@ class Policy:
                 idle = tally.reserved_bytes - tally.leased_bytes
                 if idle > tally.peak_idle_bytes:
                     tally.peak_idle_bytes = idle
-
-    def _note(self, begins: bool, slot: Slot, requested: int) -> None:
-        """Has recordings note that a loan of a slot begins or ends; one that begins ends the last one of the slot."""
-        event = event_of(begins, slot, requested)
-        self._noted += 1
-        for recorder in self.recorders:
-            recorder.events.append(event)
 
     def _remove(self, slot: Slot) -> None:
         slot.shelf.slots.discard(slot)

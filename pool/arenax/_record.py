@@ -8,42 +8,46 @@ from _thread import get_ident
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from time import time_ns
-from typing import TextIO, cast
+from time import monotonic, time
+from typing import NamedTuple, TextIO, cast
 
 from ._slot import Shelf, Slot
 from ._trace import Trace
 from ._trace_csv import HEADER, class_text, read, shape_text
 
 VARIABLE = "ARENAX_RECORD"
-# Events held before they are written: some ten milliseconds of work, once in a thousand batches.
+# Events held before they are written: some ten milliseconds of work, once in thousands of batches.
 CHUNK = 4096
+# Times are written to the millisecond, a text that many events share.
+TICK_SECONDS = 1e-3
 # Ends of lines that are kept, since a loop draws the same again and again.
 MAX_TEXTS = 16_384
 
 # Files that the environment variable has led to in this process.
 _taken: set[Path] = set()
-# Whether a loan begins or ends, the thread, nanoseconds since the epoch, the slot's number, bytes asked for, its shelf.
-Event = tuple[bool, int, int, int, int, Shelf]
+# The slot alone, where a loan ends and the next one begins at once for as many bytes, which is what a loop does all the
+# time; else with these bytes, or None where a loan ends.
+Event = Slot | tuple[Slot, int | None]
 
 
-def event_of(begins: bool, slot: Slot, requested: int) -> Event:
-    """The event that a loan of a slot begins or ends now, in this thread."""
-    return begins, get_ident(), time_ns(), id(slot), requested, slot.shelf
+class Mark(NamedTuple):
+    """The thread and the time of the events that follow, by `time.monotonic`."""
+
+    thread: int
+    moment: float
 
 
 class Recorder:
     """One recording of a pool: events come in under the arena's lock, and are written outside of it.
 
-    The pointer of a slot is the number of its object, since its address is not known before its buffer is made. Times
-    are written to the millisecond: a text that many events share.
+    The pointer of a slot is the number of its object, since its address is not known before its buffer is made.
 
     Args:
         file: Where the lines go; the recorder closes it.
         path: Its name, or None where it is nameless and goes with the trace.
 
     Attributes:
-        events: Those that are not written yet.
+        due: Whether there is enough to be written.
         spilled: Slots outside the pool whose end is to be recorded.
         over: Whether it is to end, or has.
         error: What ended it early, or None.
@@ -52,13 +56,18 @@ class Recorder:
     def __init__(self, file: TextIO, path: str | None) -> None:
         self._file = file
         self._path = path
-        self.events: deque[Event] = deque()  # Of several arenas, each of which has a lock of its own.
+        self._events: deque[Event | Mark] = deque()  # Of several arenas, each of which has a lock of its own.
+        self._marked = (0, 0.0)  # The thread, and the end of the tick, of what was noted last.
+        self.due = False
         self.spilled: set[Slot] = set()
         self.over = False
         self._is_ours = True
         self.error: OSError | None = None
         self._alive: dict[int, str] = {}
         self._texts: dict[tuple[int, int, Shelf], str] = {}
+        self._epoch = time() - monotonic()
+        self._prefixes = ("", "")
+        self._millis = 0
         self._writing = threading.RLock()  # A signal handler may record too.
         weakref.finalize(self, _close, file)
         self._write([HEADER])
@@ -74,11 +83,26 @@ class Recorder:
             return cls(cast(TextIO, tempfile.TemporaryFile("w+", encoding="utf-8", newline="")), None)
         return cls(Path(path).open("w+", encoding="utf-8", newline=""), os.fspath(path))
 
-    def take(self) -> list[Event]:
-        """Hands over what is to be written; under the arena's lock."""
-        return [self.events.popleft() for _ in range(len(self.events))]
+    def note(self, event: Event, now: float) -> None:
+        """Notes what happens to a slot in this thread, now by `time.monotonic`; under the arena's lock."""
+        # Exact also where another arena notes at this moment: CPython changes threads at calls, and there is none between
+        # the look at what was marked and the event's way in, nor between a new mark and its.
+        thread = get_ident()
+        marked, until = self._marked
+        if thread == marked and now < until:
+            self._events.append(event)
+        else:
+            both = Mark(thread, now), event
+            self._marked = thread, now + TICK_SECONDS
+            self._events.extend(both)
+            self.due = len(self._events) >= CHUNK
 
-    def flush(self, take: Callable[[Callable[[], list[Event]]], list[Event]]) -> None:
+    def take(self) -> list[Event | Mark]:
+        """Hands over what is to be written; under the arena's lock."""
+        self.due = False
+        return [self._events.popleft() for _ in range(len(self._events))]
+
+    def flush(self, take: Callable[[Callable[[], list[Event | Mark]]], list[Event | Mark]]) -> None:
         """Writes what has come in; `take` calls its argument under the arena's lock.
 
         A recording that cannot be written ends, with the reason in `error`: whoever draws from the pool is not to
@@ -113,7 +137,7 @@ class Recorder:
     def abandon(self) -> None:
         """Ends it without a word more, in a forked child: the file is the parent's."""
         self.over, self._is_ours = True, False
-        self.events, self.spilled = deque(), set()
+        self._events, self.spilled, self.due = deque(), set(), False
 
     def _write(self, lines: list[str]) -> None:
         if not self._is_ours or self.error is not None or self._file.closed:
@@ -125,32 +149,48 @@ class Recorder:
         except OSError as e:
             self.error = e
 
-    def _format(self, events: list[Event]) -> list[str]:
+    def _format(self, events: list[Event | Mark]) -> list[str]:
         """The lines of the events; the ends of loans that were never seen to begin are left out."""
-        found: list[str] = []
-        alive, texts, key, prefix = self._alive, self._texts, None, ""
-        for begins, thread, now, pointer, requested, shelf in events:
-            moment = (thread, now // 1_000_000)
-            if moment != key:
-                key = moment
-                prefix = f"{thread},{moment[1] // 1000}.{moment[1] % 1000:03d},"
-            text = alive.pop(pointer, None)
+        lines: list[str] = []
+        add, alive = lines.append, self._alive
+        free, allocate = self._prefixes
+        for event in events:
+            if isinstance(event, Slot):
+                text = alive.get(id(event))
+                if text is not None:
+                    add(f"{free}{text}{allocate}{text}")
+                    continue
+                event = event, event.requested
+            if isinstance(event, Mark):
+                self._prefixes = free, allocate = self._prefixes_of(event)
+                continue
+            slot, requested = event
+            text = alive.pop(id(slot), None)
             if text is not None:
-                found += (prefix, "free,", text)
-            if begins:
-                what = (pointer, requested, shelf)
-                text = texts.get(what)
-                if text is None:
-                    if len(texts) >= MAX_TEXTS:
-                        texts.clear()
-                    text = texts[what] = _text(pointer, requested, shelf)
-                alive[pointer] = text
-                found += (prefix, "allocate,", text)
-        return found
+                add(free + text)
+            if requested is not None:
+                text = alive[id(slot)] = self._text(slot, requested)
+                add(allocate + text)
+        return lines
+
+    def _prefixes_of(self, mark: Mark) -> tuple[str, str]:
+        # A loan says when it was asked for, which may be before others that came to their slots sooner.
+        self._millis = millis = max(self._millis, int((mark.moment + self._epoch) * 1000))
+        prefix = f"{mark.thread},{millis // 1000}.{millis % 1000:03d},"
+        return f"{prefix}free,", f"{prefix}allocate,"
+
+    def _text(self, slot: Slot, requested: int) -> str:
+        """The end of a line: what it was that was lent."""
+        what = (id(slot), requested, slot.shelf)
+        text = self._texts.get(what)
+        if text is None:
+            if len(self._texts) >= MAX_TEXTS:
+                self._texts.clear()
+            text = self._texts[what] = _text(*what)
+        return text
 
 
 def _text(pointer: int, requested: int, shelf: Shelf) -> str:
-    """The end of a line: what it was that was lent."""
     size_class, axis = shelf.size_class, shelf.ragged_axis
     shape, along = size_class.shape, ""
     if axis is not None and shelf.nbytes:

@@ -168,7 +168,7 @@ def test_a_long_one_is_written_as_it_goes(make_fake: MakePool, tmp_path: Path) -
             x = pool.put(X)
             del x
         (recorder,) = pool.arena.recorders
-        assert len(recorder.events) <= _record.CHUNK
+        assert len(recorder._events) <= _record.CHUNK
         assert path.stat().st_size > 40 * _record.CHUNK
         assert len(trace) >= _record.CHUNK  # As far as it was written.
     assert len(trace) == 2 * _record.CHUNK
