@@ -78,14 +78,17 @@ class _AbsentExtras:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Measures the coverage of the pool by its own tests alone: the tracer doubles what the simulators take."""
-    coverage = Coverage.current() if POOL_TESTS.isdisjoint(item.path.parents) else None
-    if coverage is None:
-        return (yield)
-    coverage.stop()
+    stopped: list[Coverage] = []
+    if POOL_TESTS.isdisjoint(item.path.parents):
+        # Two in a process of pytest-xdist: its own, and that which coverage begins in every process.
+        while (coverage := Coverage.current()) is not None:
+            coverage.stop()
+            stopped.append(coverage)
     try:
         return (yield)
     finally:
-        coverage.start()
+        for coverage in reversed(stopped):
+            coverage.start()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -85,8 +85,8 @@ class Recorder:
 
     def note(self, event: Event, now: float) -> None:
         """Notes what happens to a slot in this thread, now by `time.monotonic`; under the arena's lock."""
-        # Exact also where another arena notes at this moment: CPython changes threads at calls, and there is none between
-        # the look at what was marked and the event's way in, nor between a new mark and its.
+        # Exact also where another arena notes at this moment: CPython changes threads at calls, and there is none
+        # between the look at what was marked and the event's way in, nor between a new mark and its.
         thread = get_ident()
         marked, until = self._marked
         if thread == marked and now < until:

@@ -1,148 +1,34 @@
-"""`arenax stress`: a random soak of the real pool, in which every byte that is read back is verified."""
+"""A random soak of the real pool, in which every byte that is read back is verified."""
 
-import argparse
 import contextlib
 import gc
-import json
 import sys
 import threading
 import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from random import Random
-from typing import Any
 
 import attrs
 import numpy as np
 
 import arenax
-from arenax.testing import FakeDevice
 
-from ._arguments import at_least, new_file, seconds
 from ._soak_faults import Faults
 from ._soak_leases import add
 from ._soak_ledger import Ledger
+from ._soak_places import Place, make_places
 from ._soak_report import Failure, Report
-from ._soak_steps import Endurance, endure
 from ._soak_values import RAGGED, Kind, make_batches, make_kinds, pattern
-from ._soak_worker import WEIGHTS, Worker
+from ._soak_worker import Worker
 
 MODES = ("grow", "spill", "wait", "raise")
 # An operation takes milliseconds, a compile less than a second: a thread that is silent for so long is in a deadlock.
 HANG_SECONDS = 60.0
 Progress = Callable[[str, float, int], None]
 Observe = Callable[[arenax.BufferPool], contextlib.AbstractContextManager[object]]
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of ``arenax stress``."""
-    lasts = parser.add_mutually_exclusive_group()
-    lasts.add_argument("--seconds", type=seconds, default=10.0, help="how long (default 10)")
-    lasts.add_argument(
-        "--hours",
-        type=seconds,
-        help="for so long, with --faults and a loader whose workers are killed; a line a minute, and a page at its end",
-    )
-    parser.add_argument("--seed", type=int, default=None, help="repeats a run (default: a new one)")
-    parser.add_argument("--threads", type=at_least(1), default=2, help="threads that use the pool at once (default 2)")
-    parser.add_argument("--classes", type=at_least(1), default=6, help="kinds of array in play (default 6)")
-    parser.add_argument(
-        "--budget",
-        type=_budget,
-        help='bytes of the pool, such as "8MiB" (default: none, and a tight one while it grows)',
-    )
-    parser.add_argument(
-        "--modes", nargs="+", choices=MODES, default=MODES, help="values of on_exhausted (default: all)"
-    )
-    parser.add_argument(
-        "--omit",
-        nargs="+",
-        metavar="OPERATION",
-        choices=sorted(WEIGHTS),
-        default=(),
-        help="operations to leave out, to narrow down",
-    )
-    parser.add_argument("--operations", type=at_least(1), help="stop each thread after so many, in each mode")
-    parser.add_argument("--faults", action="store_true", help="let random phases of random operations fail")
-    parser.add_argument(
-        "--steps",
-        type=at_least(1),
-        help="instead, so many small puts and steps in one thread, after which the process may not have grown",
-    )
-    parser.add_argument(
-        "--page", metavar="DIR", default="arenax-lab", help="where the page of --hours goes (default arenax-lab)"
-    )
-    parser.add_argument("--json", type=new_file(".json"), metavar="FILE", help="write the report to this file as well")
-
-
-def _budget(text: str) -> str:
-    try:
-        arenax.BufferPool(FakeDevice(), budget=text)
-    except ValueError as e:
-        raise argparse.ArgumentTypeError(str(e)) from None
-    return text
-
-
-def run(args: argparse.Namespace) -> int:
-    """Runs ``arenax stress``.
-
-    Returns:
-        0 where all was well, 1 on a failure, 130 after Ctrl-C.
-    """
-    from rich.console import Console
-
-    console = Console()
-    seed = int(time.time_ns() // 1000 % 1_000_000) if args.seed is None else args.seed
-    if args.hours is not None:
-        if args.steps is not None or args.operations is not None:
-            print("arenax stress: --hours goes without --steps and --operations", file=sys.stderr)
-            return 2
-        return _finish(args, console, _for_hours(args, console, seed))
-    with _bar(console, args.seconds if args.steps is None else None) as progress:
-        report = (
-            endure(args.steps, seed, progress)
-            if args.steps is not None
-            else soak(
-                seconds=args.seconds,
-                seed=seed,
-                threads=args.threads,
-                classes=args.classes,
-                budget=args.budget,
-                modes=args.modes,
-                omit=args.omit,
-                operations=args.operations,
-                faults=args.faults,
-                progress=progress,
-            )
-        )
-    return _finish(args, console, report)
-
-
-def _for_hours(args: argparse.Namespace, console: Any, seed: int) -> Report:
-    from ._soak_hours import soak_for_hours  # It imports this module.
-
-    return soak_for_hours(
-        args.hours,
-        seed=seed,
-        threads=args.threads,
-        classes=args.classes,
-        budget=args.budget,
-        modes=args.modes,
-        omit=args.omit,
-        page=args.page,
-        say=lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
-    )
-
-
-def _finish(args: argparse.Namespace, console: Any, report: Report | Endurance) -> int:
-    report.show(console)
-    if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump(report.as_dict(), file, indent=2)
-            file.write("\n")
-    return report.exit_status
 
 
 def soak(
@@ -158,6 +44,7 @@ def soak(
     faults: bool = False,
     progress: Progress | None = None,
     observe: Observe | None = None,
+    devices: int | None = None,
 ) -> Report:
     """Uses pools at random from several threads, one pool for each mode, and verifies all that is read back.
 
@@ -176,9 +63,14 @@ def soak(
         faults: Whether random phases of random operations fail.
         progress: Called now and then with the mode, the seconds since the start and the operations done.
         observe: Called with the pool of each mode, for a scope that lasts as long as the threads use it.
+        devices: So many devices, for every other mode as a sequence and for the others as a mesh, which depends on the
+            seed; None for the default device.
 
     Returns:
         The report; ``exit_status`` says how it went.
+
+    Raises:
+        ValueError: Where there are fewer devices.
 
     Example:
         >>> from arenax_stress._soak import soak
@@ -186,9 +78,9 @@ def soak(
         0
     """
     kinds = make_kinds(seed, classes)
-    report = Report(
-        seed, threads, classes, None if budget is None else str(budget), faults=faults, kinds=[str(k) for k in kinds]
-    )
+    limit = None if budget is None else str(budget)
+    report = Report(seed, threads, classes, limit, faults, devices, kinds=[str(k) for k in kinds])
+    places = make_places(devices)
     start = time.monotonic()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "pool .* has no free slot", RuntimeWarning)
@@ -199,7 +91,9 @@ def soak(
             if report.failures or report.interrupted:
                 break
             deadline = start + seconds * (i + 1) / len(modes)
-            phase = _Phase(report, mode, kinds, budget, deadline, operations, omit, observe)
+            phase = _Phase(
+                report, mode, places[(seed + i) % len(places)], kinds, budget, deadline, operations, omit, observe
+            )
             try:
                 phase.run(lambda mode, done: progress(mode, time.monotonic() - start, done) if progress else None)
             except KeyboardInterrupt:  # Before its threads began, or after their end.
@@ -213,7 +107,8 @@ class _Phase:
     """One pool of one mode, from its first slot to its end."""
 
     report: Report
-    mode: str
+    on_exhausted: str
+    place: Place
     kinds: list[Kind]
     budget: str | int | None
     deadline: float
@@ -221,20 +116,27 @@ class _Phase:
     omit: Collection[str]
     observe: Observe | None = None
 
+    @property
+    def mode(self) -> str:
+        """What the report calls it."""
+        return f"{self.on_exhausted}, {self.place.name}" if self.place.name else self.on_exhausted
+
     def run(self, progress: Callable[[str, int], None]) -> None:
         """Runs the phase, and adds what it did to the report."""
         report = self.report
         pool, expected = self._make_pool()
         stop = threading.Event()
         try:
-            tally = pool.lease((7,), "int32")
+            tally = pool.lease((7,), "int32", **self.place.draw(Random(report.seed), "fixed"))
             tally.update(add, np.int32(0))
         except arenax.PoolExhausted:
             tally = None
-        ledger = Ledger(pool, self.kinds, make_batches(report.seed, self.kinds), tally, stop)
+        ledger = Ledger(pool, self.kinds, make_batches(report.seed, self.kinds), tally, stop, place=self.place)
         if report.faults:
             ledger.faults = Faults(pool)
         omit = {*self.omit}
+        if self.place.shardings is not None:
+            omit |= {"view", "peek"}  # A NumPy view of an array on a mesh is a copy.
         if Random(f"{report.seed}/{self.mode}/check").random() < 0.5:
             omit.add("check")  # It sweeps up what was lost, and so hides it from the count at the end.
         workers = [Worker(ledger, report.seed, self.mode, i, omit) for i in range(report.threads)]
@@ -272,26 +174,29 @@ class _Phase:
         rng = Random(f"{self.report.seed}/{self.mode}/pool")
         spare = rng.randint(1, 2 + 2 * self.report.threads)
         budget = self.budget
-        if budget is None and self.mode == "grow" and rng.random() < 0.8:
-            sizes = {c: c.nbytes for kind in self.kinds for c in kind.classes()}
-            budget = int(sum(sizes.values()) * (1 + rng.random() * self.report.threads)) + 4096
-        timeout = 0.02 if self.mode == "wait" else None
+        if budget is None and self.on_exhausted == "grow" and rng.random() < 0.8:
+            budget = int(sum(c.nbytes for c in {*self._classes()}) * (1 + rng.random() * self.report.threads)) + 4096
+        timeout = 0.02 if self.on_exhausted == "wait" else None
         pool = arenax.BufferPool(
-            ragged=RAGGED, budget=budget, on_exhausted=self.mode, timeout=timeout, name=f"soak-{self.mode}"
+            self.place.placement,
+            ragged=RAGGED,
+            budget=budget,
+            on_exhausted=self.on_exhausted,
+            timeout=timeout,
+            name=f"soak-{self.on_exhausted}",
         )
         reserved = Counter[arenax.SizeClass]()
-        if self.mode != "grow":
-            scalar = arenax.SizeClass((), np.dtype(np.int32))
-            tally = arenax.SizeClass((7,), np.dtype(np.int32))
-            for size_class in [tally, *(c for kind in self.kinds for c in kind.classes()), *[scalar] * 4]:
-                slots = 1 if size_class is tally else spare
-                with contextlib.suppress(
-                    arenax.PoolExhausted
-                ):  # Beyond the user's budget: the class is refused always.
-                    spec = arenax.ArraySpec(size_class.shape, size_class.dtype)
-                    pool.reserve({**{group: [] for group in RAGGED}, "fixed": [spec]}, slots=slots)
-                    reserved[size_class] += slots
+        if self.on_exhausted != "grow":
+            scalar, tally = (self.place.size_class(shape, np.dtype(np.int32), "fixed") for shape in ((), (7,)))
+            for size_class in [tally, *self._classes(), *[scalar] * 4]:
+                # Beyond the user's budget: the class is refused always.
+                with contextlib.suppress(arenax.PoolExhausted):
+                    reserved[size_class] += self.place.reserve(pool, size_class, 1 if size_class is tally else spare)
         return pool, reserved
+
+    def _classes(self) -> list[arenax.SizeClass]:
+        """Every size class of every kind."""
+        return [self.place.size_class(c.shape, c.dtype, kind.group) for kind in self.kinds for c in kind.classes()]
 
     def _watch(
         self,
@@ -335,7 +240,7 @@ class _Phase:
                 )
                 self._fail("the end", f"{lost} though all was dropped")
             # Slots are replaced when they are kept, detached or donated, and leave only by conversion.
-            due = expected[size_class] if self.mode != "grow" else of_class.peak_slot_count
+            due = expected[size_class] if self.on_exhausted != "grow" else of_class.peak_slot_count
             # And where a new buffer for one could not be made.
             lost = 0 if ledger.faults is None else ledger.faults.struck_count["create"]
             if not due - lost <= of_class.slot_count <= due and not stats.conversion_count:
@@ -358,27 +263,3 @@ class _Phase:
 
     def _fail(self, name: str, what: str, details: str = "") -> None:
         self.report.failures.append(Failure(self.mode, -1, -1, name, what, details))
-
-
-@contextlib.contextmanager
-def _bar(console: "object", seconds: float | None) -> Generator[Progress | None, None, None]:
-    """A progress bar, on a terminal only."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    if not isinstance(console, Console) or not console.is_terminal:
-        yield None
-        return
-    columns = [
-        TextColumn("{task.description:>6}"),
-        BarColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[done]:,} operations"),
-    ]
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=seconds, done=0)
-
-        def update(mode: str, elapsed: float, done: int) -> None:
-            bar.update(task, description=mode, completed=min(elapsed, seconds or 0), done=done)
-
-        yield update

@@ -36,7 +36,7 @@ class Faults:
     """The failures of one pool: each thread arms its own, and may hit at most one before it arms the next.
 
     Args:
-        pool: The pool, whose landing and arena get a wrapper around each phase, for good.
+        pool: The pool, whose landings and arenas get a wrapper around each phase, for good.
 
     Attributes:
         struck_count: Failures by phase.
@@ -46,9 +46,10 @@ class Faults:
         self.struck_count = Counter[str]()
         self._plan = _Plan()
         self._lock = threading.Lock()
-        for phase in STRUCK:
-            owner: Any = pool.landing if hasattr(pool.landing, phase) else pool.arena
-            setattr(owner, phase, self._wrapped(phase, getattr(owner, phase)))
+        for home in pool.homes:
+            for phase in STRUCK:
+                owner: Any = home.landing if hasattr(home.landing, phase) else home.arena
+                setattr(owner, phase, self._wrapped(phase, getattr(owner, phase)))
 
     def arm(self, rng: Random) -> None:
         """Decides whether, where and how the operation that follows in this thread fails."""

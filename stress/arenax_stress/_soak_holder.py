@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from ._soak_ledger import Held, Ledger, Wrong
+from ._soak_places import parts_of
 from ._soak_values import BOUNDARIES, RAGGED, Source, difference, pattern, source
 
 # Donates its argument, so that the result lies in the slot's own memory.
@@ -38,6 +39,7 @@ class Holder:
         self._thread = thread
         self._omit = omit
         self._cap = cap
+        self._place = ledger.place
         self._held: list[Held] = []
         self._stale: list[tuple[Any, np.ndarray[Any, Any], str]] = []
 
@@ -52,9 +54,8 @@ class Holder:
         self.verified_count += 1
 
     def _read_back(self, array: Any, expected: np.ndarray[Any, Any], whose: str) -> None:
-        # Through another handle: `np.asarray(array)` would leave a view of the memory in the array, and with it every
-        # later donation would be a copy.
-        self._compare(np.array(array.addressable_data(0)), expected, whose)
+        for where, part in parts_of(array):
+            self._compare(part, expected[where], whose)
 
     def _verify(self, held: Held) -> None:
         if isinstance(held.array, np.ndarray):
@@ -104,10 +105,11 @@ class Holder:
         batch, expected, sources = self._batch(rng)
         sizes: dict[str, list[Any]] = {}
         with_sizes = rng.random() < 0.3
+        where = self._place.draw(rng, None)
         if with_sizes:
-            arrays, sizes = put(batch, with_sizes=True)
+            arrays, sizes = put(batch, with_sizes=True, **where)
         else:
-            arrays = put(batch)
+            arrays = put(batch, **where)
         for leaf in sources:
             leaf.scribble()
         result: list[tuple[Any, np.ndarray[Any, Any]]] = []
@@ -122,7 +124,7 @@ class Holder:
                     self._compare(np.array(sizes[group][i]), np.array(extent, np.int32), self._here("the size"))
         return result
 
-    def _take(self, array: Any, expected: np.ndarray[Any, Any], address: int | None, born: str) -> None:
+    def _take(self, array: Any, expected: np.ndarray[Any, Any], address: tuple[int, ...] | None, born: str) -> None:
         """Donates an array away; its memory belongs to the result from then on."""
         self._ledger.release(address)
         result = _eat(array)

@@ -34,6 +34,7 @@ def soak_for_hours(
     say: Callable[[str], None] = print,
     line_seconds: float = LINE_SECONDS,
     kill_seconds: float = KILL_SECONDS,
+    devices: int | None = None,
 ) -> Report:
     """Soaks with failures on purpose beside a loader whose workers are killed, and writes a page on its last stretch.
 
@@ -49,6 +50,7 @@ def soak_for_hours(
         say: Called with each line of the diary.
         line_seconds: Seconds between two lines.
         kill_seconds: Seconds between two kills of a worker, on average.
+        devices: As `soak` takes it.
 
     Returns:
         The report; what went wrong with the loader is among its failures.
@@ -68,6 +70,7 @@ def soak_for_hours(
             faults=True,
             progress=diary.progress,
             observe=diary.phase,
+            devices=devices,
         )
     finally:
         loader.finish()

@@ -12,6 +12,7 @@ import arenax
 
 from ._soak_holder import Holder
 from ._soak_ledger import Held, HeldLease, Ledger, Wrong
+from ._soak_places import values_of
 from ._soak_values import Source, pattern, source
 
 
@@ -60,10 +61,11 @@ class LeaseHolder(Holder):
             self._end_lease(rng, self._leases.pop(0), "release")
         kind = rng.choice(self._ledger.kinds)
         size_class = rng.choice(kind.classes())
-        fill = rng.choice((None, 0, 1))
-        lease = self._pool.lease(size_class.shape, size_class.dtype, fill=fill)
+        # Without a fill the copies on a mesh may differ.
+        fill = rng.choice((None if self._place.shardings is None else 0, 0, 1))
+        lease = self._pool.lease(size_class.shape, size_class.dtype, fill=fill, **self._place.draw(rng, kind.group))
         if fill is None:
-            model = np.array(lease.array.addressable_data(0))  # Undefined, and yet nobody may change it.
+            model = values_of(lease.array)  # Undefined, and yet nobody may change it.
         else:
             model = np.full(size_class.shape, fill, size_class.dtype)
         held = HeldLease(lease, model, self._here("lease"))

@@ -11,6 +11,7 @@ import numpy as np
 import arenax
 
 from ._soak_faults import Faults
+from ._soak_places import Place, address_of, values_of
 from ._soak_values import Kind, difference
 
 
@@ -33,7 +34,7 @@ class Held:
     array: Any
     expected: np.ndarray[Any, Any]
     born: str
-    address: int | None = None
+    address: tuple[int, ...] | None = None
     lent: bool = False
 
 
@@ -52,13 +53,8 @@ class HeldLease:
     lease: arenax.Lease
     model: np.ndarray[Any, Any]
     born: str
-    address: int | None = None
+    address: tuple[int, ...] | None = None
     pending: np.ndarray[Any, Any] | None = None
-
-
-def address_of(array: Any) -> int:
-    """The address of a `jax.Array` or of a NumPy view."""
-    return array.ctypes.data if isinstance(array, np.ndarray) else array.unsafe_buffer_pointer()
 
 
 @attrs.define(eq=False)
@@ -75,6 +71,7 @@ class Ledger:
         stop: Set when all should stop.
         counting: Held while `added` is raised.
         faults: What fails on purpose, or None.
+        place: Where the pool lies.
     """
 
     pool: arenax.BufferPool
@@ -85,30 +82,32 @@ class Ledger:
     added: int = 0
     counting: threading.Lock = attrs.field(factory=threading.Lock)
     faults: Faults | None = None
+    place: Place = attrs.field(factory=Place)
     offered: deque[Held] = attrs.field(factory=deque)
-    seen: "defaultdict[arenax.SizeClass, set[int]]" = attrs.field(factory=lambda: defaultdict(set))
+    seen: "defaultdict[arenax.SizeClass, set[tuple[int, ...]]]" = attrs.field(factory=lambda: defaultdict(set))
     moves: Counter[arenax.SizeClass] = attrs.field(factory=Counter)
     _owners: dict[int, str] = attrs.field(factory=dict)
     _lock: threading.Lock = attrs.field(factory=threading.Lock)
 
-    def claim(self, array: Any, born: str, pooled: bool = True) -> int | None:
+    def claim(self, array: Any, born: str, pooled: bool = True) -> tuple[int, ...] | None:
         """Notes that somebody holds this memory alone; returns its address."""
         if not array.nbytes:
             return None
         address = address_of(array)
         with self._lock:
-            if address in self._owners:
-                raise Wrong(f"{born} and {self._owners[address]} hold the same memory, at {address:#x}")
-            self._owners[address] = born
+            for part in address:
+                if part in self._owners:
+                    raise Wrong(f"{born} and {self._owners[part]} hold the same memory, at {part:#x}")
+            self._owners |= dict.fromkeys(address, born)
         if pooled:
             self._see(array, address)
         return address
 
-    def release(self, address: int | None) -> None:
+    def release(self, address: tuple[int, ...] | None) -> None:
         """Notes that the memory at this address is about to be let go."""
         if address is not None:
             with self._lock:
-                del self._owners[address]
+                self._disown(address)
 
     def written(self, held: HeldLease) -> None:
         """Compares the address of a lease after an operation; call it after each."""
@@ -119,13 +118,13 @@ class Ledger:
         with self._lock:
             self.moves[size_class] += 1
             moves = self.moves[size_class]
-            del self._owners[held.address]
+            self._disown(held.address)
             held.address = None
         held.address = self.claim(array, held.born, pooled=False)
         copies = self.pool.stats().by_class[size_class].copy_count + self._uncounted()
         if moves > copies:
             raise Wrong(
-                f"the slot of {held.born}, {size_class}, moved to {address:#x}: {moves} moves of that class "
+                f"the slot of {held.born}, {size_class}, moved to {_text(address)}: {moves} moves of that class "
                 f"were seen, and the pool counts {copies} copies"
             )
         self._see(array, address)
@@ -133,7 +132,7 @@ class Ledger:
     def recover(self, held: HeldLease) -> None:
         """After a failure on purpose a lease holds what it held, what it was to hold, or, in a new slot, zeros."""
         array = held.lease.array
-        got = np.array(array.addressable_data(0))
+        got = values_of(array)
         candidates = [held.model, np.zeros_like(held.model)]
         if held.pending is not None:
             candidates.append(held.pending)
@@ -146,12 +145,16 @@ class Ledger:
             held.address = None
             held.address = self.claim(array, held.born)
 
+    def _disown(self, address: tuple[int, ...]) -> None:
+        for part in address:
+            del self._owners[part]
+
     def _uncounted(self) -> int:
         """Events that a failure on purpose may have kept the pool from counting."""
         return 0 if self.faults is None else self.faults.struck_count.total()
 
-    def _see(self, array: Any, address: int) -> None:
-        size_class = arenax.SizeClass(array.shape, array.dtype)
+    def _see(self, array: Any, address: tuple[int, ...]) -> None:
+        size_class = self.place.class_of(array)
         seen = self.seen[size_class]
         if address in seen:
             return
@@ -165,3 +168,7 @@ class Ledger:
                 f"{count} addresses were seen in slots of {size_class}, and the pool counts {stats.creation_count} "
                 f"creations, {stats.copy_count} copies and {stats.spill_count} spills"
             )
+
+
+def _text(address: tuple[int, ...]) -> str:
+    return ", ".join(f"{part:#x}" for part in address)

@@ -43,6 +43,7 @@ class Report:
         classes: Kinds of array in play.
         budget: The budget asked for.
         faults: Whether operations failed on purpose.
+        devices: Devices that the pools lay on, as a sequence and as a mesh; None for the default device.
         seconds: Seconds that it took.
         kinds: Texts of the kinds of array.
         done_count: Operations by name.
@@ -62,6 +63,7 @@ class Report:
     classes: int
     budget: str | None = None
     faults: bool = False
+    devices: int | None = None
     seconds: float = 0.0
     kinds: list[str] = attrs.field(factory=list)
     done_count: Counter[str] = attrs.field(factory=Counter)
@@ -85,7 +87,9 @@ class Report:
         """The command that runs the same operations again."""
         budget = f" --budget {self.budget!r}" if self.budget else ""
         faults = " --faults" if self.faults else ""
-        return f"arenax stress --seed {self.seed} --threads {self.threads} --classes {self.classes}{budget}{faults}"
+        devices = f" --devices {self.devices}" if self.devices else ""
+        what = f"--seed {self.seed} --threads {self.threads} --classes {self.classes}"
+        return f"arenax stress {what}{budget}{faults}{devices}"
 
     def as_dict(self) -> dict[str, Any]:
         """Returns what `json.dump` takes."""

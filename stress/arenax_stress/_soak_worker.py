@@ -17,7 +17,8 @@ import arenax
 
 from ._soak_faults import Injected, InjectedInterrupt
 from ._soak_leases import LeaseHolder, Planned
-from ._soak_ledger import Held, Ledger, Wrong, address_of
+from ._soak_ledger import Held, Ledger, Wrong
+from ._soak_places import address_of, values_of
 from ._soak_report import Failure
 from ._soak_values import BOUNDARIES, Kind, pattern, source
 
@@ -219,7 +220,7 @@ class Worker(LeaseHolder):
 
     def _step(self, rng: Random) -> None:
         self._make_room(rng)
-        drawn: list[tuple[Any, np.ndarray[Any, Any], int | None]] = []
+        drawn: list[tuple[Any, np.ndarray[Any, Any], tuple[int, ...] | None]] = []
         ended = False
         fails = rng.random() < 0.15
         try:
@@ -255,23 +256,25 @@ class Worker(LeaseHolder):
         size_class = rng.choice(kind.classes())
         shape, dtype = size_class.shape, size_class.dtype
         which = rng.randrange(6)
-        if which == 0:
-            return step.zeros(shape, dtype), np.zeros(shape, dtype)
+        where = self._place.draw(rng, kind.group)
+        # What is empty has copies on a mesh that may differ.
+        if which == 0 or (which == 3 and self._place.shardings is not None):
+            return step.zeros(shape, dtype, **where), np.zeros(shape, dtype)
         if which == 1:
-            return step.ones(shape, dtype), np.ones(shape, dtype)
+            return step.ones(shape, dtype, **where), np.ones(shape, dtype)
         if which == 2:
             value = pattern(dtype, (), rng)[()]
-            return step.full(shape, value, dtype), np.full(shape, value, dtype)
+            return step.full(shape, value, dtype, **where), np.full(shape, value, dtype)
         if which == 3:
-            array = step.empty(shape, dtype)
-            return array, np.array(array.addressable_data(0))
+            array = step.empty(shape, dtype, **where)
+            return array, values_of(array)
         if which == 4 and len(shape) == 2 and dtype.kind != "b":
-            return step.eye(*shape, dtype=dtype), np.eye(*shape).astype(dtype)
+            return step.eye(*shape, dtype=dtype, **where), np.eye(*shape).astype(dtype)
         if which == 5 and len(shape) == 1 and dtype.name in ("float32", "int32"):
-            return step.arange(shape[0], dtype=dtype), np.arange(shape[0], dtype=dtype)
+            return step.arange(shape[0], dtype=dtype, **where), np.arange(shape[0], dtype=dtype)
         value = pattern(dtype, shape, rng)
         leaf = source(value, rng, 0.2)
-        array = step.array(leaf.value)
+        array = step.array(leaf.value, **where)
         leaf.scribble()
         return array, value
 
@@ -300,7 +303,7 @@ class Worker(LeaseHolder):
             i = rng.randrange(len(self._stale))
             array, expected, born = self._stale[i]
             try:
-                got = np.array(array.addressable_data(0))
+                got = values_of(array)
             except RuntimeError as e:
                 if "deleted" not in str(e) and "donated" not in str(e):
                     raise

@@ -15,7 +15,7 @@ COMMANDS = {
     "lab": ("_lab", "find out where a workload loses memory, and whether a pool would help it"),
     "plan": ("_plan_command", "choose the slots that a recorded program needs, or check a plan in CI"),
     "replay": ("_replay_command", "run a recorded program's allocations as real arrays, with and without the pool"),
-    "stress": ("_soak", "torture the pool and verify its invariants"),
+    "stress": ("_stress_command", "torture the pool and verify its invariants"),
 }
 EXTRAS = ("rich", "matplotlib", "sortedcontainers")
 

@@ -21,6 +21,8 @@ ERRORS = (RuntimeError, KeyboardInterrupt, MemoryError)
 ON_DEVICE = ("put_three_again", "put_ragged", "put_from_device", "put_after_donation", "put_under_a_view", "step_put")
 ON_DEVICE += ("step_factories", "step_keep", "lease_life", "lease_detach", "reserve", "convert_in_place", "ahead")
 ON_RING = ("put_three", "put_ragged", "step_put", "lease_life")
+ON_MESH = ("put_three_again", "put_ragged", "step_put", "lease_life", "lease_detach")
+ON_DEVICES = {"cpu": ON_DEVICE, "ring": ON_RING, "replicated": ON_MESH}
 
 
 def new_bench(operation: Operation, kind: str, warm: bool) -> Bench:
@@ -72,9 +74,7 @@ def test_a_failed_phase_leaves_the_pool_whole(name: str, phase: str) -> None:
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [*(("cpu", name) for name in ON_DEVICE), *(("ring", name) for name in ON_RING)]
-)
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in ON_DEVICES.items() for name in names])
 def test_a_failed_phase_leaves_the_pool_on_a_device_whole(kind: str, name: str) -> None:
     operation = OPERATIONS[name]
     found = [

@@ -32,6 +32,8 @@ MOST = 100_000 if hypothesis.settings().max_examples > 1000 else 48
 ON_DEVICE = ("put_fixed", "put_three_again", "put_ragged", "put_from_device", "put_after_donation", "step_put")
 ON_DEVICE += ("step_keep", "lease_life", "lease_detach", "reserve", "convert_in_place", "ahead")
 ON_RING = ("put_three_again", "put_ragged", "lease_life")
+ON_MESH = ("put_three_again", "put_ragged", "lease_life", "lease_detach")
+ON_DEVICES = {"cpu": ON_DEVICE, "ring": ON_RING, "replicated": ON_MESH}
 
 
 def points(operation: Operation, kind: str, warm: bool, most: int) -> list[int]:
@@ -73,11 +75,8 @@ def test_an_interrupt_leaves_the_pool_whole(name: str, warm: bool) -> None:
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("kind", ["cpu", "ring"])
-@pytest.mark.parametrize("name", ON_DEVICE)
-def test_an_interrupt_leaves_the_pool_on_a_device_whole(name: str, kind: str) -> None:
-    if kind == "ring" and name not in ON_RING:
-        pytest.skip("as on the other landing")
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in ON_DEVICES.items() for name in names])
+def test_an_interrupt_leaves_the_pool_on_a_device_whole(kind: str, name: str) -> None:
     found = [*losses(OPERATIONS[name], kind, warm=True)]
     assert not found, "\n".join(found)
 

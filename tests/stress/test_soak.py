@@ -14,7 +14,7 @@ import arenax
 from arenax._arena import Arena
 from arenax._donation import DonatedLanding
 from arenax._host_write import HostWrite, memory_of
-from arenax_stress import _soak, _soak_holder, _soak_steps
+from arenax_stress import _soak, _soak_holder, _soak_steps, _stress_command
 from arenax_stress._soak import MODES, Report, soak
 from arenax_stress._soak_faults import Injected
 from arenax_stress._soak_steps import Endurance, endure
@@ -291,8 +291,8 @@ def test_the_command_runs_so_many_steps(tmp_path: Any, capsys: pytest.CaptureFix
 
 def run(*argv: str) -> int:
     parser = argparse.ArgumentParser()
-    _soak.add_arguments(parser)
-    return _soak.run(parser.parse_args(argv))
+    _stress_command.add_arguments(parser)
+    return _stress_command.run(parser.parse_args(argv))
 
 
 def test_the_command_prints_and_writes_a_report(tmp_path: Any, capsys: pytest.CaptureFixture[str]):
@@ -321,7 +321,7 @@ def test_an_interrupt_reports_what_there_is(monkeypatch: Patch, capsys: pytest.C
     report = soak(seconds=30, seed=6, threads=2, classes=2, progress=interrupt)
     assert (report.exit_status, report.failures, report.seconds < 20) == (130, [], True)
     assert [*report.stats] == ["grow"]
-    monkeypatch.setattr(_soak, "soak", lambda **_: report)
+    monkeypatch.setattr(_stress_command, "soak", lambda **_: report)
     assert run() == 130
     assert "Interrupted" in capsys.readouterr().out
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import arenax
-from arenax_stress import _lab_runs, _soak, _soak_hours, _soak_loader
+from arenax_stress import _lab_runs, _soak, _soak_hours, _soak_loader, _stress_command
 from arenax_stress._bench_loader_samples import Samples
 from arenax_stress._soak_hours import soak_for_hours
 from arenax_stress._soak_loader import KilledLoader
@@ -180,7 +180,7 @@ def test_the_command_takes_fractions(monkeypatch: Patch) -> None:
         options["say"]("[a line]")
         return _soak.Report(options["seed"], options["threads"], options["classes"])
 
-    monkeypatch.setattr(_soak_hours, "soak_for_hours", fake)
+    monkeypatch.setattr(_stress_command, "soak_for_hours", fake)
     assert main(["stress", "--hours", "0.01", "--threads", "4", "--seed", "7", "--page", "here"]) == 0
     ((hours, options),) = asked
     assert (hours, options["threads"], options["seed"], options["page"]) == (0.01, 4, 7, "here")
@@ -195,6 +195,6 @@ def test_hours_go_without(further: list[str], capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize("arguments", [["--hours", "0"], ["--hours", "x"], ["--hours", "1", "--seconds", "5"]])
 def test_bad_hours(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser()
-    _soak.add_arguments(parser)
+    _stress_command.add_arguments(parser)
     with pytest.raises(SystemExit):
         parser.parse_args(arguments)
