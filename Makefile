@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
-# Processes that the tests are spread over: each imports JAX, and half of them start threads.
-JOBS ?= 2
+# Processes that the tests are spread over: one more than the two cores of CI, since a quarter of a test's time is waiting.
+JOBS ?= 3
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
@@ -25,8 +25,8 @@ help:
 demo: $(TOOLS)
 	$(BIN)/arenax demo
 
-# Under coverage always (cheap with its C tracer), so that `make coverage` needs no second run. A file goes to one process:
-# what its tests share, compiled programs above all, is made once.
+# Under coverage always, so that `make coverage` needs no second run. A file goes to one process: what its tests share,
+# compiled programs above all, is made once.
 test: $(DEV)
 	COVERAGE_FILE=$(VENV)/.coverage $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --cov --cov-report= $(PYTEST_ARGS)
 
