@@ -19,6 +19,8 @@ import jax
 import pytest
 from coverage import Coverage
 
+# What these do, other tests do as well; these do it thousands of times.
+REPEATED = {"test_faults.py", "test_interrupts.py", "test_stateful.py"}
 POOL_TESTS = {Path(__file__).parent / "pool", Path(__file__).parents[1] / "pool"}
 
 # Whole packages first: pytest, asked for the doctests of one module, would import that module a second time.
@@ -77,9 +79,9 @@ class _AbsentExtras:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Measures the coverage of the pool by its own tests alone: the tracer doubles what the simulators take."""
+    """Measures the coverage of the pool by its own tests alone: the tracer doubles what others take."""
     stopped: list[Coverage] = []
-    if POOL_TESTS.isdisjoint(item.path.parents):
+    if POOL_TESTS.isdisjoint(item.path.parents) or item.path.name in REPEATED:
         # Two in a process of pytest-xdist: its own, and that which coverage begins in every process.
         while (coverage := Coverage.current()) is not None:
             coverage.stop()

@@ -10,7 +10,7 @@ import itertools
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 Index = tuple[Any, ...]
+Piece = tuple[Array, Array, Index]
 T = TypeVar("T")
 
 PIECE_BYTES = 1 << 20
@@ -41,22 +42,38 @@ def copy(target: Array, source: Any, owner: object, writers: "list[Future[None]]
         target[...] = source
         return
     source = np.asarray(source)
-    pieces = deque(_pieces(target))
-    # In a list, for us to take it out of: an executor holds the arguments of a call until some time after its end, and
-    # the array, which is the borrower's next, would not come back in time for the next landing.
-    owners = [owner]
+    _share(deque((target, source, index) for index in _pieces(target)), [owner], [writers])
+
+
+def copy_each(
+    targets: Sequence[Array], sources: Sequence[Any], owners: Sequence[object], writers: "Sequence[list[Future[None]]]"
+) -> None:
+    """As `copy`, for several that are large together, each of them a piece; `writers` has a list for each of them."""
+    if THREADS == 1 or sum(target.nbytes for target in targets) < PARALLEL_BYTES:
+        for target, source in zip(targets, sources, strict=True):
+            target[...] = source
+        return
+    pieces = zip(targets, map(np.asarray, sources), strict=True)
+    _share(deque((target, source, (...,)) for target, source in pieces), [*owners], writers)
+
+
+def _share(pieces: deque[Piece], owners: list[object], writers: "Sequence[list[Future[None]]]") -> None:
+    """Copies the pieces in this thread and in helpers, which all of `writers` hold meanwhile."""
+    # The owners are in a list, for us to take them out of: an executor holds the arguments of a call until some time
+    # after its end, and an array, which is the borrower's next, would not come back in time for the next landing.
     try:
         for _ in range(THREADS - 1):
             helper: Future[None] = Future()
-            writers.append(helper)  # Before it is submitted, so that no interrupt leaves one that nobody knows of.
+            for each in writers:
+                each.append(helper)  # Before it is submitted, so that no interrupt leaves one that nobody knows of.
             try:
-                _helpers.submit(_help, helper, target, source, pieces, owners)
+                _helpers.submit(_help, helper, pieces, owners)
             except RuntimeError:  # The interpreter is shutting down: we do it all ourselves.
                 break
-        _work(target, source, pieces)
+        _work(pieces)
     finally:
         pieces.clear()
-    errors = await_writers(writers)
+    errors = [error for each in writers for error in await_writers(each)]
     owners.clear()
     if errors:
         raise errors[0]
@@ -101,25 +118,23 @@ def _finished(function: Callable[[T], None], item: T, call: "Future[None] | None
 
 def _help(
     helper: "Future[None]",
-    target: Array,
-    source: Array,
-    pieces: deque[Index],
+    pieces: deque[Piece],
     owners: list[object],  # noqa: ARG001
 ) -> None:
     if not helper.set_running_or_notify_cancel():
         return
     try:
-        _work(target, source, pieces)
+        _work(pieces)
     except BaseException as e:
         helper.set_exception(e)
     else:
         helper.set_result(None)
 
 
-def _work(target: Array, source: Array, pieces: deque[Index]) -> None:
+def _work(pieces: deque[Piece]) -> None:
     while pieces:
         try:
-            index = pieces.popleft()
+            target, source, index = pieces.popleft()
         except IndexError:  # Another thread took the last one.
             return
         target[index] = source[index]

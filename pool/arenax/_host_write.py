@@ -7,7 +7,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from ._copying import PARALLEL_BYTES, copy
+from ._copying import PARALLEL_BYTES, copy, copy_each
 from ._donation import DonatedLanding, is_filled, take, take_one
 from ._landing import Rag, SlotLost
 from ._programs import Program, run
@@ -67,15 +67,21 @@ class HostWrite(DonatedLanding):
             olds.append(old)
         for program, slot, old in zip(programs, slots, olds, strict=True):
             slot.array = run(program, old)
-        for landing, slot, old, value in zip(landings, slots, olds, values, strict=True):
+        for landing, slot, old in zip(landings, slots, olds, strict=True):
             array = slot.array
             if array is old or array.unsafe_buffer_pointer() != slot.address:
                 landing._find_moved((slot,), (old,))
             array.block_until_ready()
-            if slot.view is not None and slot.shelf.nbytes < PARALLEL_BYTES:
-                slot.contents, slot.view[...] = None, value
-            else:
+        if slots[0].shelf.nbytes >= PARALLEL_BYTES:  # All parts are alike, and these occupy all threads one by one.
+            for landing, slot, value in zip(landings, slots, values, strict=True):
                 landing._copy(slot, value, None)
+            return
+        for slot in slots:
+            slot.contents = None
+            if slot.view is None:
+                slot.view = memory_of(slot)
+        views, owners = [slot.view for slot in slots], [slot.array for slot in slots]
+        copy_each(cast("list[np.ndarray[Any, Any]]", views), values, owners, [slot.writers for slot in slots])
 
     def _land_all(self, program: Program, slots: Sequence[Slot], values: Sequence[Any]) -> None:
         olds: list[Any] = []

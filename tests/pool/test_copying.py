@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import arenax
 import arenax._copying as copying
@@ -107,10 +109,10 @@ def test_a_forked_child_has_no_helpers_and_does_not_wait_for_them() -> None:
 def test_an_error_of_a_helper_is_the_callers(helpers: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     real, begun = copying._work, threading.Event()
 
-    def work(target: Any, source: Any, pieces: Any) -> None:
+    def work(pieces: Any) -> None:
         if threading.current_thread() is threading.main_thread():
             begun.wait()
-            return real(target, source, pieces)
+            return real(pieces)
         begun.set()
         raise MemoryError("a helper's")
 
@@ -119,6 +121,19 @@ def test_an_error_of_a_helper_is_the_callers(helpers: ThreadPoolExecutor, monkey
     with pytest.raises(MemoryError, match="a helper's"):
         copying.copy(np.zeros(4096), np.ones(4096), None, writers)
     assert not writers
+
+
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_several_are_copied_together(helpers: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """What is large together is shared among threads, a piece each; what is small is not."""
+    real, taken = copying._work, list[int]()
+    monkeypatch.setattr(copying, "_work", lambda pieces: (taken.append(len(pieces)), real(pieces))[1])
+    targets = [np.zeros(100, np.float32) for _ in range(count)]
+    writers: list[list[Future[None]]] = [[] for _ in targets]
+    copying.copy_each(targets, [np.full(100, i) for i in range(count)], targets, writers)
+    assert [target.tolist() for target in targets] == [[i] * 100 for i in range(count)]
+    assert max(taken, default=0) == (count if count * 400 >= copying.PARALLEL_BYTES else 0)
+    assert not any(writers)
 
 
 @pytest.mark.parametrize("begins", [True, False])
@@ -197,11 +212,11 @@ def interrupted(pool: arenax.BufferPool, monkeypatch: pytest.MonkeyPatch, source
     """Has a put of `source` interrupted while a helper still writes; returns what lets the helper write on."""
     begun, gate = threading.Event(), threading.Event()
 
-    def work(target: Any, source: Any, pieces: Any) -> None:
+    def work(pieces: Any) -> None:
         if threading.current_thread() is threading.main_thread():
             begun.wait()
             raise KeyboardInterrupt
-        index = pieces.popleft()
+        target, source, index = pieces.popleft()
         begun.set()
         gate.wait()
         target[index] = source[index]
@@ -290,3 +305,25 @@ def test_large_copies_release_the_gil(monkeypatch: pytest.MonkeyPatch, threads: 
         sys.setswitchinterval(interval)
     assert any(half_done)
     assert (target[:: 1 << 16] == 1).all()
+
+
+def test_on_a_mesh_the_next_tenant_waits_for_the_helpers_too(
+    helpers: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No part is large by itself: a helper that was left writing to one of them keeps the whole slot waiting."""
+    mesh = Mesh(np.array(jax.devices()[:4]), ("all",))
+    with arenax.BufferPool(NamedSharding(mesh, PartitionSpec("all")), on_exhausted="raise") as pool:
+        pool.reserve(arenax.ArraySpec((8, 256), "float32"), slots=1)
+        first = pool.put(np.zeros((8, 256), np.float32))
+        addresses = [shard.data.unsafe_buffer_pointer() for shard in first.addressable_shards]
+        del first
+        let_go = interrupted(pool, monkeypatch, np.full((8, 256), 7, np.float32))
+        timer = threading.Timer(0.3, let_go)
+        timer.start()
+        array = pool.put(np.full((8, 256), 9, np.float32))
+        timer.join()
+        time.sleep(0.05)
+        assert (np.array(array) == 9).all()
+        assert [shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards] == addresses
+        del array
+        pool.check()
