@@ -135,23 +135,28 @@ class Arena(Shortage):
             self._warned.add(about)
             warnings.warn_explicit(message(), RuntimeWarning, *caller())
 
-    def reserve(self, wanted: Counter[SizeClass]) -> None:
-        """Makes that many more slots of each class, idle; all or none.
+    def reserve(self, wanted: Counter[SizeClass], others: "Sequence[tuple[Arena, Counter[SizeClass]]]" = ()) -> None:
+        """Makes that many more slots of each class, idle, in this arena and in others; all or none.
 
         Raises:
             BudgetExceeded: Naming the bytes asked for, reserved and allowed; also a `MemoryError`.
         """
         holder = Holder()
-        loan = self.loan(holder)
-        self._section.run(self._reserve, wanted, loan)
+        loans: list[tuple[Arena, Loan]] = []
         try:
-            self._make(loan.slots, at_any_price=False)
+            for arena, classes in ((self, wanted), *others):
+                loans.append((arena, arena.loan(holder)))
+                arena._section.run(arena._reserve, classes, loans[-1][1])
+            for arena, loan in loans:
+                arena._make(loan.slots, at_any_price=False)
         except BaseException:
-            for slot in loan.slots:
-                slot.array = None  # An empty slot leaves the pool when it is returned: nothing stays half done.
+            for _, loan in loans:
+                for slot in loan.slots:
+                    slot.array = None  # An empty slot leaves the pool when it is returned: nothing stays half done.
             raise
         finally:
-            self.settle([loan])
+            for arena, loan in loans:
+                arena.settle([loan])
 
     def hand_over(self, slots: Sequence[Slot], token: object) -> list[Any]:
         """Hands slots from the loan of a call over to the arrays that its caller gets, each a loan of its own.

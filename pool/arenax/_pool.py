@@ -106,6 +106,8 @@ class BufferPool(Upkeep):
     def from_plan(cls, plan: Plan, **arguments: Any) -> Self:
         """Returns a pool with the slots of a plan, all reserved; its budget is what they take, if none is given.
 
+        With a sequence of devices they are reserved on each; with a sharding they lie as it says.
+
         Args:
             plan: A `Plan`.
             **arguments: As the constructor's. `ragged` must be given where the plan was fitted to ragged batches:
@@ -114,7 +116,7 @@ class BufferPool(Upkeep):
 
         Raises:
             TypeError: Where it is no plan.
-            ValueError: Where `ragged` is missing.
+            ValueError: Where `ragged` is missing, and for a pytree of shardings: a plan does not know which is whose.
 
         Example:
             >>> import arenax, numpy as np
@@ -137,10 +139,17 @@ class BufferPool(Upkeep):
                     "leaves they are for, as in from_plan(plan, ragged=arenax.Ragged(axis, plan.size_classes))"
                 )
             arguments["ragged"] = Ragged(0, plan.size_classes)
-        arguments.setdefault("budget", plan.required_bytes)
         pool = cls(**arguments)
         try:
-            pool.arena.reserve(Counter({c.size_class: c.slots for c in plan.classes}))
+            wanted = [
+                (h.arena, Counter({h.exact(c.size_class.shape, c.size_class.dtype): c.slots for c in plan.classes}))
+                for h in pool.homes
+            ]
+            if "budget" not in arguments:
+                for arena, classes in wanted:
+                    arena.budget = sum(size_class.nbytes * slots for size_class, slots in classes.items())
+            (arena, classes), *others = wanted
+            arena.reserve(classes, others)
         except BaseException:
             pool.close()
             raise
@@ -176,9 +185,9 @@ class BufferPool(Upkeep):
             homes = (self.home(device),)
         else:
             homes = self.homes
-        for home in homes:
-            planner = home.planner_on(device)
-            home.arena.reserve(count_classes(planner.spec_classes(example), slots))
+        wanted = [(h.arena, count_classes(h.planner_on(device).spec_classes(example), slots)) for h in homes]
+        (arena, classes), *others = wanted
+        arena.reserve(classes, others)
 
     def planner_for(self, ragged: Any) -> Planner:
         """Returns what `put` takes as `planner`: ragged axes of one kind of batch, in place of the pool's own.

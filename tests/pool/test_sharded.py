@@ -368,6 +368,50 @@ def test_each_device_of_a_sequence_has_an_arena() -> None:
         assert pool.stats().reserved_bytes == 32
 
 
+def test_a_reservation_on_a_sequence_is_made_on_all_devices_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = arenax.ArraySpec((20,), "float32")
+    with arenax.BufferPool(jax.devices()[:2], budget=200) as pool:
+        held = pool.put(np.ones(40, np.float32), device=jax.devices()[1])
+        with pytest.raises(MemoryError, match="cannot reserve 80 bytes: 160 of its budget of 200"):
+            pool.reserve(spec, slots=1)
+        assert (pool.stats().slot_count, pool.stats().reserved_bytes) == (1, 160)
+        del held
+    with arenax.BufferPool(jax.devices()[:2]) as pool:
+        create = pool.homes[1].landing.create
+
+        def broken(slot: Any) -> None:
+            create(slot)
+            raise RuntimeError("RESOURCE_EXHAUSTED")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(pool.homes[1].landing, "create", broken)
+            with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
+                pool.reserve(spec, slots=2)
+        assert (pool.stats().slot_count, pool.stats().reserved_bytes) == (0, 0)
+        pool.check()
+        pool.reserve(spec, slots=2)
+        assert [stats.slot_count for stats in pool.stats().by_device.values()] == [2, 2]
+
+
+def test_a_plan_is_reserved_on_each_device_of_a_sequence_and_over_a_mesh() -> None:
+    value, devices = np.ones((8, 4), np.float32), jax.devices()[:2]
+    with arenax.BufferPool() as pool, pool.record() as trace:
+        for _ in range(3):
+            with pool.step() as step:
+                step.put(value)
+    plan = arenax.Plan.fit(trace)
+    with arenax.BufferPool.from_plan(plan, placement=devices) as pool:
+        assert [stats.slot_count for stats in pool.stats().by_device.values()] == [1, 1]
+        assert pool.stats().budget_bytes == 256
+    mesh = jax.make_mesh((2,), ("all",), devices=devices)
+    for spec, nbytes in ((P("all"), 128), (P(), 256)):
+        with arenax.BufferPool.from_plan(plan, placement=NamedSharding(mesh, spec), on_exhausted="raise") as pool:
+            assert (pool.stats().budget_bytes, pool.stats().reserved_bytes) == (nbytes, nbytes)
+            assert pool.put(value).sharding.spec == spec
+    with pytest.raises(ValueError, match="a sharding for each leaf"):
+        arenax.BufferPool.from_plan(plan, placement={"x": NamedSharding(mesh, P())})
+
+
 def test_a_step_draws_on_each_device_of_a_sequence() -> None:
     first, second = jax.devices()[:2]
     with arenax.BufferPool([first, second]) as pool, pool.record() as trace:

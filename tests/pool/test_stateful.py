@@ -59,9 +59,14 @@ class PoolMachine(RuleBasedStateMachine):
     steps: Bundle[OpenStep] = Bundle("steps")
 
     copies = 1  # How many devices hold all of a slot.
+    arenas = 1  # In how many of them a reservation is made, each with the budget.
 
     def make_device(self) -> Any:
         raise NotImplementedError
+
+    def where(self) -> dict[str, Any]:
+        """Where the next draw is to lie."""
+        return {}
 
     @initialize(
         mode=st.sampled_from(["grow", "spill", "raise"]),
@@ -115,7 +120,7 @@ class PoolMachine(RuleBasedStateMachine):
         requested = [x.nbytes for x in (batch["fix"], batch["rag"])]
         before = self.pool.stats()
         try:
-            got = self.pool.put(batch, with_sizes=sizes)
+            got = self.pool.put(batch, with_sizes=sizes, **self.where())
         except arenax.PoolExhausted:
             assert self.mode == "raise"
             return multiple()
@@ -153,7 +158,7 @@ class PoolMachine(RuleBasedStateMachine):
     def lease(self, n: int, dtype: str, fill: int | None) -> Any:
         before = self.pool.stats()
         try:
-            lease = self.pool.lease((n,), dtype, fill=fill)
+            lease = self.pool.lease((n,), dtype, fill=fill, **self.where())
         except arenax.PoolExhausted:
             assert self.mode == "raise"
             return multiple()
@@ -228,15 +233,16 @@ class PoolMachine(RuleBasedStateMachine):
         try:
             if how == "put":
                 rag, fix = self.values((n, 2), dtype), self.values((), dtype)
-                got = s.step.put({"rag": rag, "fix": fix})
+                got = s.step.put({"rag": rag, "fix": fix}, **self.where())
                 things, expected = [got["fix"], got["rag"]], [fix, self.padded(rag)]
                 requested = [fix.nbytes, rag.nbytes]
             elif how == "full":
                 value = self.values((n, 3), dtype)
-                things, expected, requested = [s.step.full((n, 3), self.tag, dtype)], [value], [value.nbytes]
+                thing = s.step.full((n, 3), self.tag, dtype, **self.where())
+                things, expected, requested = [thing], [value], [value.nbytes]
             else:
                 value = np.arange(n, dtype=dtype)
-                things, expected, requested = [s.step.arange(n, dtype=dtype)], [value], [value.nbytes]
+                things, expected, requested = [s.step.arange(n, dtype=dtype, **self.where())], [value], [value.nbytes]
         except arenax.PoolExhausted:
             assert self.mode == "raise"
             return
@@ -301,7 +307,8 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.budget is not None
             assert self.pool.stats().reserved_bytes == before.reserved_bytes
         else:
-            assert self.pool.stats().slot_count == before.slot_count + slots * (len(CLASSES.boundaries) + 2)
+            made = self.arenas * slots * (len(CLASSES.boundaries) + 2)
+            assert self.pool.stats().slot_count == before.slot_count + made
 
     @rule(bad=st.sampled_from([{"rag": np.ones((9, 2)), "fix": 1}, {"rag": np.ones((2, 2)), "fix": "x"}, [1]]))
     def refuse(self, bad: Any) -> None:
@@ -335,14 +342,14 @@ class PoolMachine(RuleBasedStateMachine):
     def come_and_go(self, how: str, n: int, dtype: str) -> None:
         batch = {"rag": self.values((n, 2), dtype), "fix": self.values((n,), dtype)}
         if how == "put":
-            got = self.pool.put(batch, with_sizes=True)[0]
+            got = self.pool.put(batch, with_sizes=True, **self.where())[0]
             assert (np.array(got["fix"]) == batch["fix"]).all()
         elif how == "donated":
-            donate(self.pool.put(batch)["fix"])
+            donate(self.pool.put(batch, **self.where())["fix"])
         elif how == "reserve":
             self.pool.reserve({"rag": arenax.ArraySpec((n, 2), dtype), "fix": arenax.ArraySpec((n,), dtype)}, slots=1)
         elif how in ("lease", "detach"):
-            with self.pool.lease((n,), dtype, fill=2) as lease:
+            with self.pool.lease((n,), dtype, fill=2, **self.where()) as lease:
                 lease.append(batch["fix"])
                 lease.update(_double)
                 assert (np.array(lease.array) == batch["fix"] + batch["fix"]).all()
@@ -350,9 +357,9 @@ class PoolMachine(RuleBasedStateMachine):
                     lease.detach()
         else:
             with self.pool.step() as step:
-                got = step.put(batch)
+                got = step.put(batch, **self.where())
                 assert (np.array(got["fix"]) == batch["fix"]).all()
-                assert (np.array(step.zeros((n,), dtype)) == 0).all()
+                assert (np.array(step.zeros((n,), dtype, **self.where())) == 0).all()
                 if how == "keep":
                     step.keep(got)
 
@@ -377,7 +384,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert stats.requested_bytes == sum(h.requested for h in pooled)
         assert stats.reserved_bytes == stats.leased_bytes + stats.idle_bytes
         if self.budget is not None:
-            assert stats.reserved_bytes <= self.budget
+            assert stats.reserved_bytes <= self.budget * self.arenas
         if self.mode != "grow":
             assert stats.conversion_count == 0
         for name in ("hit", "creation", "conversion", "spill", "copy", "write", "wait"):
@@ -421,6 +428,21 @@ class ReplicatedMachine(CpuMachine):
     copies = 2
 
 
+class SequenceMachine(PoolMachine):
+    """Two devices, and each draw on one of them."""
+
+    landings: Any = None
+    arenas = 2
+
+    def make_device(self) -> Any:
+        if self.landings is None:
+            type(self).landings = [home.landing for home in pool_on("sequence").homes]
+        return self.landings
+
+    def where(self) -> dict[str, Any]:
+        return {"device": self.landings[self.tag % 2].device}
+
+
 class RingMachine(CpuMachine):
     kind = "ring"
     landing: Any = None
@@ -435,3 +457,5 @@ TestRing = RingMachine.TestCase
 TestRing.settings = TestCpu.settings
 TestReplicated = ReplicatedMachine.TestCase
 TestReplicated.settings = hypothesis.settings(max_examples=1000 if _stress else 20, stateful_step_count=30)
+TestSequence = SequenceMachine.TestCase
+TestSequence.settings = TestReplicated.settings
