@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -402,3 +403,23 @@ def test_the_debug_mode_records_the_same() -> None:
             del x
             pool.check()
     assert story(trace) == [("a", 0, 24), ("f", 0, 24), ("a", 1, 24), ("f", 1, 24), ("a", 2, 24), ("f", 2, 24)]
+
+
+def test_a_loan_that_was_asked_for_long_ago_begins_when_it_gets_its_slot(make_fake: MakePool) -> None:
+    """It waited meanwhile; its time is that of what came just before it, and its thread its own."""
+    pool = make_fake()
+    with pool.record() as trace:
+        (recorder,) = pool.arena.recorders
+        first, second = (pool.lease((n,), "int8") for n in (3, 4))
+        now = time.monotonic()
+        recorder.note(first._slot, now + 2)
+        other = threading.Thread(target=recorder.note, args=(second._slot, now + 1))
+        other.start()
+        other.join()
+        recorder.note(first._slot, now + 2)
+        recorder.note(first._slot, now + 3)
+    assert trace.times is not None
+    assert trace.threads is not None
+    np.testing.assert_allclose(np.diff(trace.times[2::2]), [0, 0, 1], atol=2e-3)
+    me = threading.get_ident()
+    assert (trace.threads[2::2] == me).tolist() == [True, False, True, True]
