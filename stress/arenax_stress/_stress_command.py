@@ -89,45 +89,32 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as e:
         print(f"arenax stress: {e}", file=sys.stderr)
         return 2
+    names = ("threads", "classes", "budget", "modes", "omit", "devices")
+    common: dict[str, Any] = {"seed": seed} | {name: getattr(args, name) for name in names}
     if args.hours is not None:
         if args.steps is not None or args.operations is not None:
             print("arenax stress: --hours goes without --steps and --operations", file=sys.stderr)
             return 2
-        return _finish(args, console, _for_hours(args, console, seed))
+        report = soak_for_hours(
+            args.hours,
+            page=args.page,
+            say=lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
+            **common,
+        )
+        return _finish(args, console, report)
     with _bar(console, args.seconds if args.steps is None else None) as progress:
         report = (
             endure(args.steps, seed, progress, args.devices)
             if args.steps is not None
             else soak(
                 seconds=args.seconds,
-                seed=seed,
-                threads=args.threads,
-                classes=args.classes,
-                budget=args.budget,
-                modes=args.modes,
-                omit=args.omit,
                 operations=args.operations,
                 faults=args.faults,
                 progress=progress,
-                devices=args.devices,
+                **common,
             )
         )
     return _finish(args, console, report)
-
-
-def _for_hours(args: argparse.Namespace, console: Any, seed: int) -> Report:
-    return soak_for_hours(
-        args.hours,
-        seed=seed,
-        threads=args.threads,
-        classes=args.classes,
-        budget=args.budget,
-        modes=args.modes,
-        omit=args.omit,
-        page=args.page,
-        devices=args.devices,
-        say=lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
-    )
 
 
 def _finish(args: argparse.Namespace, console: Any, report: Report | Endurance) -> int:
