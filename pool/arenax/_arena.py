@@ -15,7 +15,7 @@ from ._call_site import call_site, caller
 from ._landing import is_out_of_memory
 from ._mend import mend
 from ._policy import SteadyScope
-from ._record import Event, Recorder
+from ._record import Recorder, Recorders
 from ._request import SizeClass
 from ._section import Section
 from ._shortage import Shortage
@@ -100,7 +100,7 @@ class Arena(Shortage):
                     raise refusals.closed(self)
                 back_count = self._returned.qsize()
                 if back_count == 1 and not self._line:
-                    slots = self._pass_on(shelves, requested, loan)
+                    slots = self._pass_on(shelves, requested, loan, me)
                 elif back_count or self._line:
                     self._settle()
                 if slots is None and not self._line:
@@ -371,14 +371,8 @@ class Arena(Shortage):
         recorder.spilled = set()
 
     def _record_with(self, recorders: tuple[Recorder, ...]) -> None:
-        notes = [recorder.note for recorder in recorders]
-
-        def note_all(event: Event, now: float) -> None:
-            for note in notes:
-                note(event, now)
-
-        note = None if not notes else notes[0] if len(notes) == 1 else note_all
-        self.recorders, self._note = recorders, note  # Without a call, so that no interrupt comes between these two.
+        one = None if not recorders else recorders[0] if len(recorders) == 1 else Recorders(recorders)
+        self.recorders, self._recorder = recorders, one  # Without a call, so that no interrupt comes between these two.
 
     def _read(self, read: Callable[[], Any]) -> Any:
         if self._line:  # The waiter on duty may have a return in its hand.

@@ -6,19 +6,11 @@ The listener runs in the compiling thread, once for each backend compile, also w
 import threading
 import weakref
 from collections import deque
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import jax
 
 _EVENT = "/jax/core/compile/backend_compile_duration"
-
-
-class Listener(Protocol):
-    """What is told of compiles."""
-
-    def compiled(self, name: str) -> None:
-        """Called in the compiling thread, with the name of the function."""
-        ...
 
 
 class _Active(threading.local):
@@ -29,7 +21,7 @@ class _Active(threading.local):
 
     def living(self) -> "list[Watch]":
         """Those that are not over; the others are dropped."""
-        found = [(r, w) for r in self.watches if (w := r()) is not None and w.counter is not None]
+        found = [(r, w) for r in self.watches if (w := r()) is not None and w._counter is not None]
         self.watches[:] = [r for r, _ in found]
         return [w for _, w in found]
 
@@ -38,23 +30,23 @@ _active = _Active()
 
 
 class Watch:
-    """One scope, in the thread that began it, whose compiles are counted; it may be ended from any thread.
+    """One scope, in the thread that began it, whose compiles are counted; it may be ended from any thread."""
 
-    Args:
-        counter: What counts them.
-        listener: What is told the name of each function that is compiled; it is not kept.
-    """
+    __slots__ = ("__weakref__", "_counter")
 
-    __slots__ = ("__weakref__", "counter", "listener")
+    _counter: "CompileCounter | None"  # None when it is over; not set before it begins.
 
-    def __init__(self, counter: "CompileCounter", listener: "Listener | None" = None) -> None:
-        self.counter: CompileCounter | None = counter
-        self.listener = None if listener is None else weakref.ref(listener)
+    def _begin(self, counter: "CompileCounter") -> None:
+        """Counts from here on."""
+        self._counter = counter
         _active.watches.append(weakref.ref(self))
 
-    def end(self) -> None:
+    def compiled(self, name: str) -> None:
+        """Called in the compiling thread for each program, with the name of the function."""
+
+    def _end(self) -> None:
         """Counts no more."""
-        self.counter = self.listener = None
+        self._counter = None
         watches = _active.watches
         if watches and watches[-1]() is self:
             watches.pop()
@@ -65,7 +57,7 @@ class Watch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.end()
+        self._end()
 
 
 class CompileCounter:
@@ -84,7 +76,9 @@ class CompileCounter:
 
     def watch(self) -> Watch:
         """Begins a scope in this thread; a context manager."""
-        return Watch(self)
+        watch = Watch()
+        watch._begin(self)
+        return watch
 
     def add(self, name: str) -> None:
         """Counts one program."""
@@ -97,14 +91,11 @@ def _on_event(event: str, duration_secs: float, **fields: Any) -> None:  # noqa:
     if event == _EVENT:
         name = str(fields.get("fun_name", "a program"))
         watches = _active.living()
-        for counter in {id(w.counter): w.counter for w in watches}.values():
+        for counter in {id(w._counter): w._counter for w in watches}.values():
             if counter is not None:
                 counter.add(name)
         for watch in watches:
-            reference = watch.listener
-            listener = None if reference is None else reference()
-            if listener is not None:
-                listener.compiled(name)
+            watch.compiled(name)
 
 
 _listening = threading.Lock()

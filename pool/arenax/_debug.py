@@ -144,7 +144,9 @@ class DebugArena(Arena):
         wrong = np.flatnonzero((raw != np.frombuffer(pad, np.uint8)).any(axis=1))
         return f"{wrong.size} of {len(raw)} elements from {extent} on along axis {axis}" if wrong.size else ""
 
-    def _pass_on(self, shelves: Sequence[Shelf], requested: Sequence[int], loan: Loan) -> list[Slot] | None:  # noqa: ARG002
+    def _pass_on(  # noqa: ARG002
+        self, shelves: Sequence[Shelf], requested: Sequence[int], loan: Loan, thread: int
+    ) -> list[Slot] | None:
         self._settle()
         return None
 

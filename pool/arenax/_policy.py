@@ -7,11 +7,11 @@ exception may strike in any of them (a signal handler that raises): `_mend.mend`
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from queue import Empty, SimpleQueue
 
 from . import _refusals as refusals
-from ._record import Event, Recorder
+from ._record import Recorder, Recorders
 from ._request import SizeClass
 from ._slot import Loan, Shelf, Slot
 from ._stats import Tally
@@ -48,8 +48,7 @@ class Policy:
         self._steady_scopes: list[weakref.ref[SteadyScope]] = []
         self.closed = False
         self.recorders: tuple[Recorder, ...] = ()
-        # Has all of them note what happens at a time; None where there is none.
-        self._note: Callable[[Event, float], None] | None = None
+        self._recorder: Recorder | Recorders | None = None  # The one, or all of them as one.
         self._returned: SimpleQueue[Loan | None] = SimpleQueue()
         self._line: deque[Waiter] = deque()
         self._clock = 0.0
@@ -88,7 +87,9 @@ class Policy:
             self._lend(slot, nbytes, loan, 1)
         return slots
 
-    def _pass_on(self, shelves: Sequence[Shelf], requested: Sequence[int], loan: Loan) -> list[Slot] | None:
+    def _pass_on(
+        self, shelves: Sequence[Shelf], requested: Sequence[int], loan: Loan, thread: int
+    ) -> list[Slot] | None:
         """Ends the one loan that is in the queue; lends its slots again at once where they are just those asked for.
 
         It is so in every loop that lands a batch, drops it and lands the next, and takes half the time of a return and
@@ -123,8 +124,13 @@ class Policy:
                 idle = whole.reserved_bytes - whole.leased_bytes + nbytes
                 if idle > whole.peak_idle_bytes:
                     whole.peak_idle_bytes = idle
-                if self._note is not None:
-                    self._note(slot, loan.since)
+                recorder = self._recorder
+                if recorder is not None:
+                    # As `note` does it, without a call in a loop's every turn.
+                    if thread == recorder.thread and loan.since < recorder.until:
+                        recorder.add(slot)
+                    else:
+                        recorder.note(slot, loan.since)
                 return slots
         if len(slots) != len(shelves) or not slots:
             self._end(back)
@@ -165,8 +171,8 @@ class Policy:
             now = tally.requested_bytes = tally.requested_bytes + requested
             if now > tally.peak_requested_bytes:
                 tally.peak_requested_bytes = now
-        if self._note is not None:
-            self._note((slot, requested), loan.since)
+        if self._recorder is not None:
+            self._recorder.note((slot, requested), loan.since)
 
     def _count_writes(self, slots: Sequence[Slot], requested: Sequence[int]) -> None:
         for slot, nbytes in zip(slots, requested, strict=False):
@@ -179,8 +185,8 @@ class Policy:
             if slot.loan is not loan:
                 continue
             shelf, slot.loan = slot.shelf, None
-            if self._note is not None and (slot.leased or slot.spilled):
-                self._note((slot, None), time.monotonic())
+            if self._recorder is not None and (slot.leased or slot.spilled):
+                self._recorder.note((slot, None), time.monotonic())
             if slot.spilled:
                 for recorder in self.recorders:
                     recorder.spilled.discard(slot)

@@ -6,7 +6,7 @@ import threading
 import weakref
 from _thread import get_ident
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic, time
 from typing import NamedTuple, TextIO, cast
@@ -47,6 +47,9 @@ class Recorder:
         path: Its name, or None where it is nameless and goes with the trace.
 
     Attributes:
+        thread: The thread of what was noted last.
+        until: The end of its tick, by `time.monotonic`.
+        add: Notes an event of that thread, before that time: what `note` does to most.
         due: Whether there is enough to be written.
         spilled: Slots outside the pool whose end is to be recorded.
         over: Whether it is to end, or has.
@@ -57,7 +60,8 @@ class Recorder:
         self._file = file
         self._path = path
         self._events: deque[Event | Mark] = deque()  # Of several arenas, each of which has a lock of its own.
-        self._marked = (0, 0.0)  # The thread, and the end of the tick, of what was noted last.
+        self.thread, self.until = 0, 0.0
+        self.add: Callable[[Event], None] = self._events.append
         self.due = False
         self.spilled: set[Slot] = set()
         self.over = False
@@ -67,6 +71,8 @@ class Recorder:
         self._texts: dict[tuple[int, int, Shelf], str] = {}
         self._epoch = time() - monotonic()
         self._prefixes = ("", "")
+        # What passing a slot on reads, within a tick and as long as as many bytes are asked for.
+        self._known: dict[Event | Mark, str] = {}
         self._millis = 0
         self._writing = threading.RLock()  # A signal handler may record too.
         weakref.finalize(self, _close, file)
@@ -85,22 +91,23 @@ class Recorder:
 
     def note(self, event: Event, now: float) -> None:
         """Notes what happens to a slot in this thread, now by `time.monotonic`; under the arena's lock."""
-        # Exact also where another arena notes at this moment: CPython changes threads at calls, and there is none
+        # Exact also where another arena notes at this moment: CPython changes threads after a call, and there is none
         # between the look at what was marked and the event's way in, nor between a new mark and its.
         thread = get_ident()
-        marked, until = self._marked
-        if thread == marked and now < until:
-            self._events.append(event)
+        if thread == self.thread and now < self.until:
+            self.add(event)
         else:
             both = Mark(thread, now), event
-            self._marked = thread, now + TICK_SECONDS
+            self.thread, self.until = thread, now + TICK_SECONDS
             self._events.extend(both)
             self.due = len(self._events) >= CHUNK
 
     def take(self) -> list[Event | Mark]:
         """Hands over what is to be written; under the arena's lock."""
         self.due = False
-        return [self._events.popleft() for _ in range(len(self._events))]
+        events = [*self._events]
+        self._events.clear()  # No other arena notes between these two: there is no call.
+        return events
 
     def flush(self, take: Callable[[Callable[[], list[Event | Mark]]], list[Event | Mark]]) -> None:
         """Writes what has come in; `take` calls its argument under the arena's lock.
@@ -137,7 +144,8 @@ class Recorder:
     def abandon(self) -> None:
         """Ends it without a word more, in a forked child: the file is the parent's."""
         self.over, self._is_ours = True, False
-        self._events, self.spilled, self.due = deque(), set(), False
+        self.spilled, self.due = set(), False
+        self._events.clear()
 
     def _write(self, lines: list[str]) -> None:
         if not self._is_ours or self.error is not None or self._file.closed:
@@ -151,26 +159,31 @@ class Recorder:
 
     def _format(self, events: list[Event | Mark]) -> list[str]:
         """The lines of the events; the ends of loans that were never seen to begin are left out."""
-        lines: list[str] = []
-        add, alive = lines.append, self._alive
+        known, line = self._known.get, self._line
+        lines = [known(event) or line(event) for event in events]
+        self._known.clear()
+        return lines
+
+    def _line(self, event: Event | Mark) -> str:
+        """The lines of one event that is not known yet."""
+        if isinstance(event, Mark):
+            self._known.clear()
+            self._prefixes = self._prefixes_of(event)
+            return ""
         free, allocate = self._prefixes
-        for event in events:
-            if isinstance(event, Slot):
-                text = alive.get(id(event))
-                if text is not None:
-                    add(f"{free}{text}{allocate}{text}")
-                    continue
-                event = event, event.requested
-            if isinstance(event, Mark):
-                self._prefixes = free, allocate = self._prefixes_of(event)
-                continue
-            slot, requested = event
-            text = alive.pop(id(slot), None)
-            if text is not None:
-                add(free + text)
-            if requested is not None:
-                text = alive[id(slot)] = self._text(slot, requested)
-                add(allocate + text)
+        if isinstance(event, Slot):
+            text = self._alive.get(id(event))
+            if text is not None:  # Not what it holds now, which may be the request of a later event.
+                lines = self._known[event] = f"{free}{text}{allocate}{text}"
+                return lines
+            event = event, event.requested
+        slot, requested = event
+        self._known.pop(slot, None)
+        text = self._alive.pop(id(slot), None)
+        lines = "" if text is None else free + text
+        if requested is not None:
+            text = self._alive[id(slot)] = self._text(slot, requested)
+            lines += allocate + text
         return lines
 
     def _prefixes_of(self, mark: Mark) -> tuple[str, str]:
@@ -188,6 +201,24 @@ class Recorder:
                 self._texts.clear()
             text = self._texts[what] = _text(*what)
         return text
+
+
+class Recorders:
+    """Several recordings of one arena, as it notes to one."""
+
+    thread, until = 0, 0.0  # Each looks for itself.
+
+    def __init__(self, recorders: Sequence[Recorder]) -> None:
+        self._recorders = recorders
+
+    def add(self, event: Event) -> None:
+        """As `Recorder.add`; never called, since no time is before `until`."""
+        raise NotImplementedError
+
+    def note(self, event: Event, now: float) -> None:
+        """As `Recorder.note`."""
+        for recorder in self._recorders:
+            recorder.note(event, now)
 
 
 def _text(pointer: int, requested: int, shelf: Shelf) -> str:

@@ -50,8 +50,8 @@ class Shortage(Policy):
                 continue
             if loan.lands:
                 self._count_writes((slot,), (nbytes,))
-            if self._note is not None:
-                self._note((slot, nbytes), loan.since)
+            if self._recorder is not None:
+                self._recorder.note((slot, nbytes), loan.since)
         return slots, doomed
 
     def _grow(self, shelf: Shelf, loan: Loan, doomed: list[Slot]) -> Slot:

@@ -26,7 +26,7 @@ class StepHolder(Holder):
     kind = "Step"
 
 
-class Step:
+class Step(Watch):
     """Draws arrays that go back to the pool, all at once, when the scope ends; made by `BufferPool.step`.
 
     The arrays may be passed to jitted functions as any others. They must not be read after the scope: the next landing
@@ -47,25 +47,21 @@ class Step:
     """
 
     __slots__ = (
-        "__weakref__",
         "_compiled",
+        "_draws",
         "_holders",
-        "_homes",
-        "_loans",
         "_lock",
         "_max_compiles",
         "_pool",
         "_state",
         "_strict",
-        "_watch",
     )
 
     def __init__(self, pool: "BufferPool", strict: bool, max_compiles: int | None = None) -> None:
         self._pool = pool
         self._strict = strict
-        self._holders: list[Holder] = []
-        self._loans: list[Loan] = []
-        self._homes: list[Home] = []  # Of each loan.
+        self._draws: list[tuple[Home, Loan]] = []
+        self._holders: list[Holder] = []  # By themselves: an error's traceback would keep one that a loop has looked at.
         # Held while a landing goes on, so that the end of the step waits for it; not held in the checkout before it,
         # which may itself wait for that end.
         self._lock = RLock()
@@ -77,13 +73,14 @@ class Step:
         if self._state != "new":
             raise RuntimeError(f"a step is entered once, and this one is {self._state}: call pool.step() each time")
         self._state = "open"
-        self._pool.guard.steps += 1
-        self._watch = Watch(self._pool.compile_counter, self)
+        pool = self._pool
+        pool.guard.steps += 1
+        self._begin(pool.compile_counter)
         return self
 
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         try:
-            self._watch.end()
+            self._end()
         finally:
             with self._lock:  # Waits for a landing that another thread has begun in this step.
                 self._state = "over"
@@ -92,7 +89,7 @@ class Step:
                         self._revoke()
                 finally:
                     self._holders.clear()
-                    for loan in self._loans:
+                    for _, loan in self._draws:
                         for slot in loan.slots:
                             if slot.spilled:
                                 slot.drop_buffer()
@@ -208,14 +205,14 @@ class Step:
 
     def drew(self, array: Any) -> bool:
         """Whether this very array was drawn in this step."""
-        return any(slot.array is array for loan in self._loans for slot in loan.slots)
+        return any(slot.array is array for _, loan in self._draws for slot in loan.slots)
 
     def compiled(self, name: str) -> None:
         """Notes a program that was compiled inside the step."""
         if self._compiled is None:
             self._compiled = []
         self._compiled.append(name)
-        slots = [slot for loan in self._loans for slot in loan.slots]
+        slots = [slot for _, loan in self._draws for slot in loan.slots]
         self._pool.guard.note(name, tuple(str(slot.size_class) for slot in slots))
 
     def _judge(self, is_orderly: bool) -> None:
@@ -233,13 +230,13 @@ class Step:
 
     def _revoke(self) -> None:
         slots: dict[Home, list[Slot]] = {}
-        for home, loan in zip(self._homes, self._loans, strict=False):  # An interrupt may leave one more home.
+        for home, loan in self._draws:
             slots.setdefault(home, []).extend(loan.slots)
         for home, drawn in slots.items():
             home.landing.revoke(drawn)
 
     def _slot_of(self, array: Any) -> tuple[Home, Slot]:
-        for home, loan in zip(self._homes, self._loans, strict=False):
+        for home, loan in self._draws:
             for slot in loan.slots:
                 if slot.array is array:
                     return home, slot
@@ -266,8 +263,7 @@ class Step:
                         plan.land(landing, slots, values, rags)
                 except Exception:
                     land_again(home, plan, slots, values, rags)
-                self._homes.append(home)
-                self._loans.append(loan)
+                self._draws.append((home, loan))
                 self._holders.append(holder)
                 if plan.lone and not with_sizes:
                     return slots[0].array
@@ -294,8 +290,7 @@ class Step:
                     arena.revive(slot)
                 if finish is not None:
                     finish(slot)
-                self._homes.append(home)
-                self._loans.append(loan)
+                self._draws.append((home, loan))
                 self._holders.append(holder)
                 return slot.array
         except BaseException:

@@ -168,12 +168,12 @@ def test_one_counter_twice_in_a_thread_counts_once() -> None:
 def test_watches_may_end_in_any_order_and_twice() -> None:
     a, b = CompileCounter(), CompileCounter()
     first, second = a.watch(), b.watch()
-    first.end()
+    first.__exit__()
     compile_one()
     assert (a.count, b.count) == (0, 1)
-    first.end()
-    second.end()
-    second.end()
+    first.__exit__()
+    second.__exit__()
+    second.__exit__()
     compile_one()
     assert (a.count, b.count) == (0, 1)
 
@@ -181,14 +181,14 @@ def test_watches_may_end_in_any_order_and_twice() -> None:
 def test_a_watch_may_be_ended_by_another_thread() -> None:
     counter, watches = CompileCounter(), list[Watch]()
     watches.append(counter.watch())
-    in_a_thread(watches[0].end)
+    in_a_thread(watches[0].__exit__)
     compile_one()
     assert counter.count == 0
 
     # The other way about: begun in a thread that is over.
     in_a_thread(lambda: watches.append(counter.watch()))
     compile_one()
-    watches[1].end()
+    watches[1].__exit__()
     assert counter.count == 0
 
 

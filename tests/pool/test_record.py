@@ -130,6 +130,17 @@ def test_one_pass_on_is_a_return_and_a_loan(make_pool: MakePool) -> None:
     assert trace.live_bytes.max() == 48 * copies(pool)
 
 
+def test_a_slot_passed_on_has_the_bytes_of_each_request(make_fake: MakePool) -> None:
+    """They are written long after, when the slot has been asked for by others."""
+    sizes = [3, 3, 3, 5, 5, 3, 3, 8]
+    pool = make_fake(ragged=arenax.Ragged(0, arenax.SizeClasses.explicit([8])))
+    with pool.record() as trace:
+        for n in sizes:
+            x = pool.put(np.ones(n, np.int8))
+            del x
+    assert [e.size for e in trace if e.action == "allocate"] == sizes
+
+
 @given(st.lists(st.tuples(st.sampled_from("pld"), st.integers(0, 4)), max_size=60))
 def test_a_recording_adds_up_to_what_the_pool_says(script: list[tuple[str, int]]) -> None:
     with arenax.BufferPool(FakeDevice()) as pool, pool.record() as trace, pool.measure() as m:
