@@ -1,12 +1,12 @@
 """The arena: the slots of one device, lent by its policy under one lock."""
 
-import time
 import warnings
 import weakref
 from _thread import get_ident
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
+from time import monotonic
 from typing import Any, Protocol
 
 from . import _refusals as refusals
@@ -64,7 +64,7 @@ class Arena(Shortage):
     def loan(self, holder: object, token: object = None, lands: bool = False) -> Loan:
         """Begins a loan to `holder`; its slots come back when it dies or by `give_back`."""
         loan = Loan(holder, self.give_back)
-        loan.slots, loan.token, loan.since, loan.lands = [], token, time.monotonic(), lands
+        loan.slots, loan.token, loan.since, loan.lands = [], token, monotonic(), lands
         loan.site = call_site() if trace.enabled else None
         return loan
 
@@ -117,9 +117,10 @@ class Arena(Shortage):
         if slots is not None:
             return slots
         assert outcome is not None
-        if isinstance(outcome, Waiter):
-            return self._wait(outcome)
-        slots, doomed = outcome
+        return self._wait(outcome) if isinstance(outcome, Waiter) else self._furnish(shelves, *outcome)
+
+    def _furnish(self, shelves: Sequence[Shelf], slots: list[Slot], doomed: Sequence[Slot]) -> list[Slot]:
+        """Gives new slots their buffers, where those of others are given up; warns of what is not as it should be."""
         for slot in doomed:  # Before new buffers are made.
             slot.drop_buffer()
         self._make([s for s in slots if s.array is None])
@@ -163,7 +164,7 @@ class Arena(Shortage):
 
         The slots keep a second handle on each buffer: a weak reference to the first tells when the caller dropped it.
         """
-        give_back, now = self.give_back, time.monotonic()
+        give_back, now = self.give_back, monotonic()
         site = call_site() if trace.enabled else None
         arrays: list[Any] = []
         for slot in slots:
@@ -263,7 +264,7 @@ class Arena(Shortage):
     def _watch(self, slot: Slot, array: Any) -> Loan:
         """A loan of a spilled slot to its array, so that recordings see it end."""
         loan = Loan(array, self.give_back)
-        loan.slots, loan.token, loan.since, loan.site, loan.lands = [slot], None, time.monotonic(), None, False
+        loan.slots, loan.token, loan.since, loan.site, loan.lands = [slot], None, monotonic(), None, False
         for recorder in self.recorders:
             recorder.spilled.add(slot)
         return loan
@@ -317,11 +318,11 @@ class Arena(Shortage):
         The first in the line is on duty: it listens to the queue of returns, since a finalizer can do no more than put
         something there. The others listen to their own signal, which also tells them when the duty is theirs.
         """
-        deadline = None if self.timeout is None else time.monotonic() + self.timeout
+        deadline = None if self.timeout is None else monotonic() + self.timeout
         try:
             while not waiter.settled:
                 inbox: SimpleQueue[Any] = self._returned if self._line[0] is waiter else waiter.signal
-                left = LOOK_AGAIN_SECONDS if deadline is None else max(deadline - time.monotonic(), 0)
+                left = LOOK_AGAIN_SECONDS if deadline is None else max(deadline - monotonic(), 0)
                 try:
                     loan = inbox.get(timeout=min(left, LOOK_AGAIN_SECONDS))
                 except Empty:
@@ -362,7 +363,7 @@ class Arena(Shortage):
         self._settle()
         leased = [slot for shelf in self.shelves.values() for slot in shelf.slots if slot.leased]
         for slot in leased:
-            recorder.note((slot, slot.requested), time.monotonic())
+            recorder.note((slot, slot.requested), monotonic())
         self._record_with((*self.recorders, recorder))
 
     def _end_recording(self, recorder: Recorder) -> None:

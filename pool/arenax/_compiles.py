@@ -5,6 +5,7 @@ The listener runs in the compiling thread, once for each backend compile, also w
 
 import threading
 import weakref
+from _thread import get_ident
 from collections import deque
 from typing import Any, Self
 
@@ -13,51 +14,57 @@ import jax
 _EVENT = "/jax/core/compile/backend_compile_duration"
 
 
-class _Active(threading.local):
-    """The watches of this thread; weakly, so that a step which an interrupt kept from its end is not watched on."""
-
-    def __init__(self) -> None:
-        self.watches: list[weakref.ref[Watch]] = []
-
-    def living(self) -> "list[Watch]":
-        """Those that are not over; the others are dropped."""
-        found = [(r, w) for r in self.watches if (w := r()) is not None and w._counter is not None]
-        self.watches[:] = [r for r, _ in found]
-        return [w for _, w in found]
-
-
-_active = _Active()
-
-
 class Watch:
-    """One scope, in the thread that began it, whose compiles are counted; it may be ended from any thread."""
+    """Has the compiles of the thread that began it counted; any thread may end it."""
 
-    __slots__ = ("__weakref__", "_counter")
+    __slots__ = ("__weakref__", "_reference")
 
-    _counter: "CompileCounter | None"  # None when it is over; not set before it begins.
+    _reference: "weakref.ref[Watch]"
 
     def _begin(self, counter: "CompileCounter") -> None:
         """Counts from here on."""
-        self._counter = counter
-        _active.watches.append(weakref.ref(self))
+        self._reference = weakref.ref(self)
+        _watches[self._reference] = get_ident(), counter
 
     def compiled(self, name: str) -> None:
         """Called in the compiling thread for each program, with the name of the function."""
 
     def _end(self) -> None:
         """Counts no more."""
-        self._counter = None
-        watches = _active.watches
-        if watches and watches[-1]() is self:
-            watches.pop()
-        else:  # Out of order, or another thread's, which drops it at its next compile.
-            watches[:] = [w for w in watches if w() is not self]
+        _watches.pop(self._reference, None)
+
+
+class Scope(Watch):
+    """A watch from its making on, and a context manager that ends it."""
+
+    __slots__ = ()
+
+    def __init__(self, counter: "CompileCounter") -> None:
+        self._begin(counter)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._end()
+
+
+# The thread and the counter of those that are not over; weakly, so that a step which an interrupt kept from its end is
+# not watched on. No `threading.local`, whose look-ups take a hundredth of a small put. Each change is one call of C's,
+# and so atomic.
+_watches: "dict[weakref.ref[Watch], tuple[int, CompileCounter]]" = {}
+
+
+def _watching() -> "list[tuple[Watch, CompileCounter]]":
+    """The watches of this thread; those that nobody has any more are dropped."""
+    me, found = get_ident(), list[tuple[Watch, CompileCounter]]()
+    for reference, (thread, counter) in [*_watches.items()]:
+        watch = reference()
+        if watch is None:
+            _watches.pop(reference, None)
+        elif thread == me:
+            found.append((watch, counter))
+    return found
 
 
 class CompileCounter:
@@ -74,11 +81,9 @@ class CompileCounter:
         self.names: deque[str] = deque(maxlen=16)
         self._lock = threading.RLock()  # A finalizer may compile, too.
 
-    def watch(self) -> Watch:
+    def watch(self) -> "Scope":
         """Begins a scope in this thread; a context manager."""
-        watch = Watch()
-        watch._begin(self)
-        return watch
+        return Scope(self)
 
     def add(self, name: str) -> None:
         """Counts one program."""
@@ -90,11 +95,10 @@ class CompileCounter:
 def _on_event(event: str, duration_secs: float, **fields: Any) -> None:  # noqa: ARG001
     if event == _EVENT:
         name = str(fields.get("fun_name", "a program"))
-        watches = _active.living()
-        for counter in {id(w._counter): w._counter for w in watches}.values():
-            if counter is not None:
-                counter.add(name)
-        for watch in watches:
+        watches = _watching()
+        for counter in {id(counter): counter for _, counter in watches}.values():
+            counter.add(name)
+        for watch, _ in watches:
             watch.compiled(name)
 
 

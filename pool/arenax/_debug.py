@@ -144,9 +144,13 @@ class DebugArena(Arena):
         wrong = np.flatnonzero((raw != np.frombuffer(pad, np.uint8)).any(axis=1))
         return f"{wrong.size} of {len(raw)} elements from {extent} on along axis {axis}" if wrong.size else ""
 
-    def _pass_on(  # noqa: ARG002
-        self, shelves: Sequence[Shelf], requested: Sequence[int], loan: Loan, thread: int
-    ) -> list[Slot] | None:
+    def _pass_on(
+        self,
+        shelves: Sequence[Shelf],  # noqa: ARG002
+        requested: Sequence[int],  # noqa: ARG002
+        loan: Loan,  # noqa: ARG002
+        thread: int,  # noqa: ARG002
+    ) -> None:
         self._settle()
         return None
 

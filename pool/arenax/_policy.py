@@ -97,12 +97,12 @@ class Policy:
         """
         try:
             back = self._returned.get_nowait()
-        except Empty:  # The waiter on duty took it.
+            if back is None:
+                return None
+            slots = back.slots
+        except (Empty, AttributeError):  # The waiter on duty took it, or an interrupt struck inside `Arena.loan`.
             return None
-        if back is None:
-            return None
-        slots: list[Slot] = getattr(back, "slots", [])
-        if len(slots) == 1 == len(shelves):
+        if len(shelves) == 1 and len(slots) == 1:
             slot, shelf = slots[0], shelves[0]
             if (
                 slot.loan is back

@@ -18,8 +18,11 @@ from ._trace_csv import HEADER, class_text, read, shape_text
 VARIABLE = "ARENAX_RECORD"
 # Events held before they are written: some ten milliseconds of work, once in thousands of batches.
 CHUNK = 4096
-# Times are written to the millisecond, a text that many events share.
+# Events share a time, and with it a text: those of a millisecond, or of four where more than so many come in one. Marks
+# are the dearest part of a recording, as they are the part that a loop's caches do not hold.
 TICK_SECONDS = 1e-3
+DENSE_TICK_SECONDS = 4e-3
+DENSE = 16
 # Ends of lines that are kept, since a loop draws the same again and again.
 MAX_TEXTS = 16_384
 
@@ -61,6 +64,7 @@ class Recorder:
         self._path = path
         self._events: deque[Event | Mark] = deque()  # Of several arenas, each of which has a lock of its own.
         self.thread, self.until = 0, 0.0
+        self._count = 0  # Of the events at the last mark.
         self.add: Callable[[Event], None] = self._events.append
         self.due = False
         self.spilled: set[Slot] = set()
@@ -98,9 +102,11 @@ class Recorder:
             self.add(event)
         else:
             both = Mark(thread, now), event
-            self.thread, self.until = thread, now + TICK_SECONDS
+            count = len(self._events)
+            tick = DENSE_TICK_SECONDS if count - self._count > DENSE else TICK_SECONDS
+            self.thread, self.until, self._count = thread, now + tick, count
             self._events.extend(both)
-            self.due = len(self._events) >= CHUNK
+            self.due = count >= CHUNK
 
     def take(self) -> list[Event | Mark]:
         """Hands over what is to be written; under the arena's lock."""

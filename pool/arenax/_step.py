@@ -61,7 +61,9 @@ class Step(Watch):
         self._pool = pool
         self._strict = strict
         self._draws: list[tuple[Home, Loan]] = []
-        self._holders: list[Holder] = []  # By themselves: an error's traceback would keep one that a loop has looked at.
+        self._holders: list[
+            Holder
+        ] = []  # By themselves: an error's traceback would keep one that a loop has looked at.
         # Held while a landing goes on, so that the end of the step waits for it; not held in the checkout before it,
         # which may itself wait for that end.
         self._lock = RLock()
@@ -89,8 +91,8 @@ class Step(Watch):
                         self._revoke()
                 finally:
                     self._holders.clear()
-                    for _, loan in self._draws:
-                        for slot in loan.slots:
+                    for draw in self._draws:
+                        for slot in draw[1].slots:
                             if slot.spilled:
                                 slot.drop_buffer()
         if self._compiled is not None:

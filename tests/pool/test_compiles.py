@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import arenax
-from arenax._compiles import CompileCounter, Watch
+from arenax._compiles import CompileCounter, Scope
 
 X = np.arange(3, dtype=np.float32)
 _lengths = itertools.count(1001)
@@ -179,7 +179,7 @@ def test_watches_may_end_in_any_order_and_twice() -> None:
 
 
 def test_a_watch_may_be_ended_by_another_thread() -> None:
-    counter, watches = CompileCounter(), list[Watch]()
+    counter, watches = CompileCounter(), list[Scope]()
     watches.append(counter.watch())
     in_a_thread(watches[0].__exit__)
     compile_one()
