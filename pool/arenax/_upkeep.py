@@ -127,8 +127,8 @@ class Upkeep:
     def record(self, path: str | os.PathLike[str] | None = None) -> Generator[Trace]:
         """A scope in which every loan and return is recorded; what is on loan when it begins comes first.
 
-        It is written as it goes, in the columns of RMM's logs; ``arenax bench put`` says what that costs, about a
-        twentieth of a small put. The environment variable ``ARENAX_RECORD=FILE`` records the whole life of every pool,
+        It is written as it goes, in the columns of RMM's logs; ``arenax bench put`` says what that costs, some
+        hundredths of a small put. The environment variable ``ARENAX_RECORD=FILE`` records the whole life of every pool,
         the first in that file and others beside it.
 
         Args:

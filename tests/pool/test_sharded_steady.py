@@ -58,5 +58,5 @@ def test_a_landing_touches_no_new_page() -> None:
             with pool.step() as step:
                 step.put(batches[i % 7])
             faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-    assert sorted(faults[WARM:])[STEPS // 2] == 0
-    assert sum(faults[WARM:]) < STEPS / 10
+    # Counted by landing: the rest of the process may grow by some hundred pages at once meanwhile.
+    assert sum(n > 0 for n in faults[WARM:]) < STEPS / 20
