@@ -111,8 +111,8 @@ class Arena(Shortage):
                 section.throw_out(e)
                 raise
             section.inside = 0
-        recorders = self.recorders
-        if recorders and recorders[0].due:
+        recorder = self._recorder
+        if recorder is not None and recorder.due:
             self._write_recordings()
         if slots is not None:
             return slots

@@ -210,16 +210,24 @@ class Recorder:
 
 
 class Recorders:
-    """Several recordings of one arena, as it notes to one."""
+    """Several recordings of one arena, to which it notes as to one.
 
-    thread, until = 0, 0.0  # Each looks for itself.
+    Attributes:
+        thread: No thread's.
+        until: Before any time, so that each event comes by `note`, and each recorder looks for itself.
+        add: That of the first.
+    """
+
+    thread, until = 0, 0.0
 
     def __init__(self, recorders: Sequence[Recorder]) -> None:
         self._recorders = recorders
+        self.add = recorders[0].add
 
-    def add(self, event: Event) -> None:
-        """As `Recorder.add`; never called, since no time is before `until`."""
-        raise NotImplementedError
+    @property
+    def due(self) -> bool:
+        """Whether one of them has enough to be written."""
+        return any(recorder.due for recorder in self._recorders)
 
     def note(self, event: Event, now: float) -> None:
         """As `Recorder.note`."""
