@@ -61,9 +61,8 @@ class Step(Watch):
         self._pool = pool
         self._strict = strict
         self._draws: list[tuple[Home, Loan]] = []
-        self._holders: list[
-            Holder
-        ] = []  # By themselves: an error's traceback would keep one that a loop has looked at.
+        # By themselves: an error's traceback would keep the one that a loop has looked at last.
+        self._holders: list[Holder] = []
         # Held while a landing goes on, so that the end of the step waits for it; not held in the checkout before it,
         # which may itself wait for that end.
         self._lock = RLock()

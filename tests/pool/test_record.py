@@ -438,3 +438,20 @@ def test_a_loan_that_was_asked_for_long_ago_begins_when_it_gets_its_slot(make_fa
     np.testing.assert_allclose(np.diff(trace.times[2::2]), [0, 0, 1], atol=2e-3)
     me = threading.get_ident()
     assert (trace.threads[2::2] == me).tolist() == [True, False, True, True]
+
+
+def test_times_are_those_of_a_millisecond_or_of_four_in_a_dense_loop(make_fake: MakePool) -> None:
+    pool = make_fake()
+    lease = pool.lease((1,), "int8")
+    with pool.record() as trace:
+        (recorder,) = pool.arena.recorders
+        begin = time.monotonic() + 1
+        for i in range(100):
+            recorder.note(lease._slot, begin + i * 1e-4)
+        for i in range(1000):
+            recorder.note(lease._slot, begin + 1 + i * 1e-5)
+    lease.release()
+    assert trace.times is not None
+    first, second = np.split(trace.times[1:], [200])
+    assert 9 <= len(np.unique(first)) <= 11
+    assert 3 <= len(np.unique(second)) <= 5
